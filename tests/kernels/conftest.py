@@ -1,0 +1,19 @@
+"""Compiled kernels for the tests of this folder."""
+
+from __future__ import annotations
+
+import pytest
+
+from waste.kernels import load_kernels
+from waste.kernels._jit import compile_kernels
+from waste.kernels.kernel_set import Kernel
+
+from .cases import kernels_by_name
+
+
+@pytest.fixture(scope="session")
+def compiled() -> dict[str, Kernel]:
+    """The numba kernels by the names of the table, compiled or out of the cache."""
+    kernel_set = load_kernels("numba")
+    compile_kernels(kernel_set.kernels())
+    return kernels_by_name(kernel_set)

@@ -1,0 +1,51 @@
+"""Compiles kernels in a process of its own, runs them on the table, and prints what came out as JSON.
+
+python -m tests.kernels.hash_kernels [KERNEL …]      all kernels of the table if none is named
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from waste.kernels import load_kernels
+
+from .cases import CASES, kernels_by_name
+
+
+def hash_outputs(kernels: dict[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """A hash of the written arguments of every case of these kernels."""
+    chosen = set(names)
+    hashes = {}
+    for case in CASES:
+        if case.kernel in chosen:
+            digest = hashlib.sha256()
+            arguments = case.run(kernels[case.kernel])
+            for position in case.writes:
+                digest.update(arguments[position].tobytes())
+            hashes[str(case)] = digest.hexdigest()
+    return hashes
+
+
+def main() -> None:
+    from waste.kernels._jit import cache_folder, compile_kernels
+
+    kernels: dict[str, Any] = kernels_by_name(load_kernels("numba"))
+    names = sys.argv[1:] or list(kernels)
+    compiled: list[str] = []
+    compile_kernels((kernels[name] for name in names), compiled.append)
+    report = {
+        "hashes": hash_outputs(kernels, names),
+        "cache_hits": sum(sum(kernels[name].stats.cache_hits.values()) for name in names),
+        "progress": compiled,
+        "folder": str(cache_folder()),
+        "cpu": kernels[names[0]].targetctx.codegen().magic_tuple()[1],
+    }
+    json.dump(report, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The policy for compiled kernels: where they are kept, and that nothing depends on their being kept."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from waste.kernels import _jit
+from waste.kernels.kernel_set import Kernel
+
+from .hash_kernels import hash_outputs
+from .processes import ROOT, Report, report_of, start_hashing
+
+NAMES = ("add", "exponential")
+
+
+def run(folder: Path, *names: str) -> Report:
+    return report_of(start_hashing(*(names or NAMES), WASTE_CACHE_DIR=str(folder)))
+
+
+@pytest.fixture(scope="module")
+def hashes(compiled: dict[str, Kernel]) -> dict[str, str]:
+    return hash_outputs(compiled, NAMES)
+
+
+def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path, hashes: dict[str, str]) -> None:
+    first, second = run(tmp_path), run(tmp_path)
+    assert (first.cache_hits, second.cache_hits) == (0, len(NAMES))
+    assert first.hashes == second.hashes == hashes
+    assert first.progress == ["vectors.add", "vectors.exponential"]
+    assert first.folder == second.folder
+    assert [str(path) for path in tmp_path.iterdir()] == [first.folder]
+
+
+def test_the_folder_is_named_by_a_hash_of_all_kernel_sources() -> None:
+    sources = sorted((ROOT / "waste" / "kernels").rglob("*.py"))
+    assert len(sources) > 20
+    folder = _jit.folder_name(sources)
+    assert folder.startswith("kernels-")
+    assert _jit.folder_name(sources) == folder
+    assert _jit.folder_name(sources[1:]) != folder
+
+
+def test_one_changed_source_changes_the_folder(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    sources = [tmp_path / "a.py", tmp_path / "b.py"]
+    before = _jit.folder_name(sources)
+    (tmp_path / "b.py").write_text("x = 2\n")
+    assert _jit.folder_name(sources) != before
+
+
+def test_an_unwritable_folder_is_no_error_and_nothing_is_written(tmp_path: Path, hashes: dict[str, str]) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("not a folder")
+    home = tmp_path / "home"
+    home.mkdir()
+    beside = set((ROOT / "waste" / "kernels").rglob("*.nb?"))
+    below = str(blocker / "cache")
+    report = report_of(start_hashing(*NAMES, WASTE_CACHE_DIR=below, HOME=str(home), XDG_CACHE_HOME=str(home)))
+    assert report.folder == "None"
+    assert report.cache_hits == 0
+    assert report.hashes == hashes
+    assert blocker.read_text() == "not a folder"
+    assert sorted(tmp_path.rglob("*")) == [blocker, home]
+    assert set((ROOT / "waste" / "kernels").rglob("*.nb?")) == beside
+
+
+def test_damaged_files_are_compiled_again(tmp_path: Path, hashes: dict[str, str]) -> None:
+    folder = Path(run(tmp_path).folder)
+    files = [path for path in folder.rglob("*") if path.suffix in (".nbi", ".nbc")]
+    assert len(files) == 2 * len(NAMES)
+    for path in files:
+        path.write_bytes(path.read_bytes()[: 100 if path.suffix == ".nbc" else 3])
+    damaged = run(tmp_path)
+    assert (damaged.cache_hits, damaged.hashes) == (0, hashes)
+    run(tmp_path)
+    mended = run(tmp_path)
+    assert (mended.cache_hits, mended.hashes) == (len(NAMES), hashes)
+
+
+def test_two_processes_may_compile_into_one_cold_folder(tmp_path: Path, hashes: dict[str, str]) -> None:
+    both = [start_hashing(*NAMES, WASTE_CACHE_DIR=str(tmp_path)) for _ in range(2)]
+    reports = [report_of(process) for process in both]
+    assert reports[0].hashes == reports[1].hashes == hashes
+    assert run(tmp_path).cache_hits == len(NAMES)
+
+
+def test_folders_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
+    now = time.time()
+    for name, days in (("kernels-old", 31), ("kernels-recent", 29), ("other", 99)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("compiled")
+        os.utime(tmp_path / name, (now, now - days * 24 * 3600))
+    folder = tmp_path / "kernels-current"
+    folder.mkdir()
+    _jit.remove_unused(folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kernels-current", "kernels-recent", "other"]
+
+
+def test_numba_settings_of_the_application_stay() -> None:
+    assert os.environ.get("NUMBA_CACHE_DIR", "") == _jit.numba.config.CACHE_DIR

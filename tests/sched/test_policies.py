@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from waste.errors import InputError
+from waste.sched import policies, prefetch
+
+
+def test_unknown_names_get_the_nearest_one() -> None:
+    with pytest.raises(InputError, match=r"unknown cache\.policy 'lruu'.*did you mean 'lru'"):
+        policies.create("lruu")
+    with pytest.raises(InputError, match=r"unknown prefetch\.policy 'base'.*none"):
+        prefetch.create("base")
+
+
+def test_policies_are_found_by_their_module() -> None:
+    assert "lru" in policies.names()
+    assert "none" in prefetch.names()
+    assert policies.create("lru") is not policies.create("lru")
+
+
+def test_lru_evicts_what_was_asked_for_longest_ago() -> None:
+    lru = policies.create("lru")
+    for key in "abc":
+        lru.touch(key)
+    for key in "cba":
+        lru.insert(key)  # bytes came the other way round: of no account
+    lru.insert("ahead")
+    lru.touch("a")
+    assert lru.victim(lambda key: True) == "b"
+    assert lru.victim(lambda key: key != "b") == "c"
+    lru.remove("b")
+    lru.remove("c")
+    assert lru.victim(lambda key: True) == "ahead"
+    assert lru.victim(lambda key: False) is None
+
+
+def test_none_wants_no_guesses_and_takes_none() -> None:
+    policy = prefetch.create("none")
+    assert not policy.wants_guesses
+    assert list(policy.choose(["a", "b"])) == []

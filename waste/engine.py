@@ -1,0 +1,204 @@
+"""The engine: a model opened under a budget, from `async with` to `async with`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from waste.errors import ClosedError, InputError, UnsupportedError
+from waste.generate import Request, Token, check_room
+from waste.model.bundle import ModelBundle
+from waste.model.sampling import SamplingParams
+from waste.model.scratch import FloatArray
+from waste.model.step import Tap
+from waste.opening import Opened, Progress, open_model
+from waste.presets import resolve
+from waste.process import peak_rss_bytes
+from waste.sched.plan import Plan
+from waste.session import Session
+from waste.settings import Settings
+from waste.stats import EngineStatistics
+
+Prompt = str | Sequence[int]
+
+
+def open(
+    path: str | Path,
+    *,
+    preset: str | None = None,
+    ram: int | str | None = None,
+    progress: Progress | None = None,
+    **overrides: object,
+) -> Engine:
+    """An engine for the model at `path` (`demo` is the one that ships with the package), to be entered.
+
+    preset: a shipped preset's name or a YAML file; `auto` where none is named. ram: the ceiling, bytes or "8GiB".
+    overrides: settings by dotted key, `**{"trunk.tile": "1MiB"}`; a double underscore may stand for the dot.
+    progress: told (what, done, total) while kernels compile and weights load, on any thread.
+
+    Raises InputError for a preset or a setting that is wrong. Entering raises ModelError, UnsupportedError or
+    BudgetError.
+    """
+    values = {key.replace("__", "."): value for key, value in overrides.items()}
+    return Engine(path, resolve(preset, ram=ram, overrides=values), progress=progress)
+
+
+class Engine:
+    """Made by `open`. Everything it owns, tasks, threads, files and memory, is gone when its `async with` ends.
+
+    Its coroutines belong to the event loop it was entered on; `stop` may be called from any thread.
+    """
+
+    def __init__(self, path: str | Path, settings: Settings, *, progress: Progress | None = None) -> None:
+        self._path = path
+        self._settings = settings
+        self._progress = progress or (lambda what, done, total: None)
+        self._opened: Opened | None = None
+        self._stack = AsyncExitStack()
+        self._sessions: set[Session] = set()
+        self._is_closed = False
+
+    async def __aenter__(self) -> Engine:
+        if self._opened is not None or self._is_closed:
+            raise ClosedError("an engine can be entered once; open another one")
+        async with AsyncExitStack() as stack:
+            self._opened = await open_model(stack, self._path, self._settings, self._progress)
+            self._stack = stack.pop_all()
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_closed = True
+        opened = self._require(closed=True)
+        opened.loop.close()
+        for session in list(self._sessions):
+            session.close()
+        # The body's error is no business of our task group's: it is raised by `async with` itself.
+        await self._stack.aclose()
+
+    def _require(self, *, closed: bool = False) -> Opened:
+        if self._opened is None or (self._is_closed and not closed):
+            raise ClosedError("the engine is not open; use `async with waste.open(...)`")
+        return self._opened
+
+    @property
+    def plan(self) -> Plan:
+        """Who got how much of the budget."""
+        return self._require(closed=True).plan
+
+    @property
+    def model(self) -> ModelBundle:
+        """The model's config, tokenizer and tables."""
+        return self._require(closed=True).bundle
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    def session(self) -> Session:
+        """A new session, with nothing in its context. Close it, or use it as an async context manager.
+
+        Raises InputError if as many are open as the plan counted.
+        """
+        opened = self._require()
+        if len(self._sessions) >= opened.sizes.sessions:
+            raise InputError(
+                f"{len(self._sessions)} sessions are open, which is all the plan counted; "
+                "close one or open the engine with a larger `sessions`"
+            )
+        session = Session(opened.new_state(), self._sessions.discard)
+        self._sessions.add(session)
+        return session
+
+    def stop(self, session: Session) -> None:
+        """End what the session is generating, as if its consumer had broken off. Safe from any thread."""
+        self._loop.call_soon_threadsafe(self._require().loop.stop, session)
+
+    def encode(self, prompt: Prompt, *, is_first: bool = True) -> list[int]:
+        """The ids of a prompt. Text gets the BOS id in front if it is the first of its session; ids stay as they are.
+
+        Raises InputError for ids out of range, for text without a tokenizer, and for anything else.
+        """
+        bundle = self._require(closed=True).bundle
+        if isinstance(prompt, str):
+            if bundle.tokenizer is None:
+                raise InputError(f"{bundle.path} has no tokenizer; give the prompt as ids")
+            bos = bundle.config.bos_token_id
+            return ([bos] if is_first and bos is not None and prompt else []) + bundle.tokenizer.encode(prompt)
+        return check_ids(prompt, bundle.config.vocab_size)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        session: Session | None = None,
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> AsyncIterator[Token]:
+        """Tokens that continue `prompt`, text or ids, as they are chosen.
+
+        session: continues it, else a new one is used for this call. sampling: greedy where none is given.
+        max_tokens: None goes on until an end id, a stop string or the end of the context. stop: strings that end
+        the text and are not shown. progress: told (tokens done, tokens in all) as the prompt is fed.
+
+        Breaking out, closing the generator or being cancelled leaves the session at its last whole step.
+        Raises InputError, ContextLengthError, ReadError, DamagedError or ClosedError; after any but the last the
+        session can go on.
+        """
+        opened = self._require()
+        if not isinstance(prompt, str) and any(isinstance(item, Mapping) for item in prompt):
+            raise UnsupportedError("messages are not supported yet; give the prompt as text or ids")
+        if max_tokens is not None and (isinstance(max_tokens, bool) or max_tokens < 1):
+            raise InputError(f"max_tokens is {max_tokens!r}, expected at least 1")
+        used = session or self.session()
+        used.begin_use()
+        try:
+            ids = self.encode(prompt, is_first=used.length == 0 and not used.pending)
+            request = Request(ids, sampling or SamplingParams(), max_tokens, stop, opened.bundle.end_ids)
+            async for token in opened.generator.stream(used, request, progress):
+                yield token
+        finally:
+            used.end_use()
+            if session is None:
+                used.close()
+
+    async def logits(self, ids: Sequence[int], *, tap: Tap | None = None) -> AsyncIterator[FloatArray]:
+        """Logits after each of `ids`, float32 [vocab] one position at a time: row t predicts id t + 1."""
+        opened = self._require()
+        checked = check_ids(ids, opened.bundle.config.vocab_size)
+        session = self.session()
+        try:
+            check_room(session, checked)
+            chunk = min(opened.chunk, opened.loop.max_logit_rows)
+            for begin in range(0, len(checked), chunk):
+                part = checked[begin : begin + chunk]
+                for row in await opened.loop.step(session, part, wanted=len(part), tap=tap):
+                    yield row
+        finally:
+            session.close()
+
+    def stats(self) -> EngineStatistics:
+        """What was read, hit, waited for and computed so far; also after the engine was closed."""
+        opened = self._require(closed=True)
+        return opened.statistics(peak_rss_bytes=peak_rss_bytes(), sessions_open=len(self._sessions))
+
+
+def check_ids(ids: object, vocab_size: int) -> list[int]:
+    """`ids` as a list of ints. Raises InputError naming the first that is not an id of the vocabulary."""
+    if isinstance(ids, np.ndarray):
+        ids = ids.tolist()
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+        raise InputError(f"a prompt is text or a list of ids, not {type(ids).__name__}")
+    for position, token in enumerate(ids):
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            raise InputError(f"id {token!r} at position {position} is out of range, expected 0 to {vocab_size - 1}")
+    return list(ids)

@@ -1,0 +1,49 @@
+"""The read backends, by name. A backend is one module here, named as the backend, that calls `register`."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+
+from waste.errors import InputError
+from waste.io.backends.base import Backend
+
+Factory = Callable[[int], Backend]
+
+_NOT_BACKENDS = {"base", "contract"}
+_factories: dict[str, Factory] = {}
+
+
+def register(name: str, factory: Factory) -> None:
+    """Make a backend known. `factory` takes the queue depth: how many reads it should keep in flight."""
+    _factories[name] = factory
+
+
+def names() -> list[str]:
+    """Every backend there is, sorted."""
+    return sorted(_factories.keys() | _module_names())
+
+
+def create(name: str, *, queue_depth: int) -> Backend:
+    """A new backend, not yet started; "auto" is the best one for this machine, today always `threads`.
+
+    Raises InputError for an unknown name or a queue depth below 1.
+    """
+    if queue_depth < 1:
+        raise InputError(f"io.queue_depth is {queue_depth}; expected at least 1")
+    if name == "auto":
+        name = "threads"
+    if name not in _factories and name in _module_names():
+        # Imported by name, so that a backend's own dependencies load only where it is used.
+        import_module(f"{__name__}.{name}")
+    if name not in _factories:
+        near = get_close_matches(name, names(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"unknown io.backend {name!r}; expected auto, {', '.join(names())}{hint}")
+    return _factories[name](queue_depth)
+
+
+def _module_names() -> set[str]:
+    return {module.name for module in pkgutil.iter_modules(__path__)} - _NOT_BACKENDS

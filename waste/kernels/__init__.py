@@ -1,0 +1,5 @@
+"""Arithmetic on arrays: kernels by storage format and by operation, their numpy twins, the compute threads."""
+
+from .kernel_set import KERNEL_SETS, FormatKernels, KernelSet, load_kernels, prepare
+
+__all__ = ["KERNEL_SETS", "FormatKernels", "KernelSet", "load_kernels", "prepare"]

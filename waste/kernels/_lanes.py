@@ -1,0 +1,305 @@
+"""Eight float32 lanes as one value: the unit of the canonical order.
+
+A `Lanes` value is an LLVM vector of eight float32. Arithmetic on it is element by element and unfused; `fma` is the
+only fused operation, and on a machine without the instruction it is computed exactly in software, so the bits agree.
+Loads and stores take a flat position in a contiguous array, check nothing and need no alignment: callers check
+shapes. A product gives lane i the inputs i, i+8, …; `fold` adds the eight in one fixed tree.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from ._jit import f32, helper, i64, intrinsic, ir, models, overload, register_model, types
+
+WIDTH = 8
+_F32, _I8, _I16, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
+_VF, _VI = ir.VectorType(_F32, WIDTH), ir.VectorType(_I32, WIDTH)
+
+
+class LanesType(types.Type):  # type: ignore[misc]  # numba has no types for mypy
+    """Eight float32."""
+
+    def __init__(self) -> None:
+        super().__init__(name="lanes")
+
+
+class CodesType(types.Type):  # type: ignore[misc]
+    """Eight int32: the bits of a `Lanes` value, or integers on their way to becoming one."""
+
+    def __init__(self) -> None:
+        super().__init__(name="codes")
+
+
+lanes, codes = LanesType(), CodesType()
+
+
+@register_model(LanesType)
+class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, frontend: Any) -> None:
+        super().__init__(manager, frontend, _VF)
+
+
+@register_model(CodesType)
+class _CodesModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, frontend: Any) -> None:
+        super().__init__(manager, frontend, _VI)
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, at: Any, vector: Any) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [at]), vector.as_pointer())
+
+
+def _load(context: Any, builder: Any, sig: Any, args: Any, vector: Any, align: int) -> Any:
+    value = builder.load(_pointer(context, builder, sig.args[0], args[0], args[1], vector))
+    value.align = align
+    return value
+
+
+@intrinsic
+def load(typingctx: Any, array: Any, at: Any) -> Any:
+    """Lanes from eight float32 beginning at flat position `at` of a float32 array."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _load(context, builder, sig, args, _VF, 4)
+
+    return lanes(array, i64), codegen
+
+
+@intrinsic
+def element(typingctx: Any, array: Any, at: Any) -> Any:
+    """The float32 at flat position `at` of a float32 array of any rank."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _load(context, builder, sig, args, _F32, 4)
+
+    return f32(array, i64), codegen
+
+
+@intrinsic
+def store(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        place = _pointer(context, builder, sig.args[0], args[0], args[1], _VF)
+        builder.store(args[2], place).align = 4
+        return context.get_dummy_value()
+
+    return types.void(array, i64, lanes), codegen
+
+
+@intrinsic
+def load_f32_bytes(typingctx: Any, array: Any, at: Any) -> Any:
+    """Lanes from 32 bytes of a uint8 array."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _load(context, builder, sig, args, _VF, 1)
+
+    return lanes(array, i64), codegen
+
+
+@intrinsic
+def load_bf16_bytes(typingctx: Any, array: Any, at: Any) -> Any:
+    """Lanes from eight bfloat16, 16 bytes of a uint8 array: the upper halves of their float32."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        halves = _load(context, builder, sig, args, ir.VectorType(_I16, WIDTH), 1)
+        bits = builder.shl(builder.zext(halves, _VI), ir.Constant(_VI, [16] * WIDTH))
+        return builder.bitcast(bits, _VF)
+
+    return lanes(array, i64), codegen
+
+
+@intrinsic
+def f32_from_bytes(typingctx: Any, array: Any, at: Any) -> Any:
+    """One float32 from four bytes of a uint8 array."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _load(context, builder, sig, args, _F32, 1)
+
+    return f32(array, i64), codegen
+
+
+@intrinsic
+def f32_from_bf16_bytes(typingctx: Any, array: Any, at: Any) -> Any:
+    """One float32 from the two bytes of a bfloat16 in a uint8 array."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        half = builder.zext(_load(context, builder, sig, args, _I16, 1), _I32)
+        return builder.bitcast(builder.shl(half, _I32(16)), _F32)
+
+    return f32(array, i64), codegen
+
+
+@intrinsic
+def load_nibbles(typingctx: Any, array: Any, at: Any) -> Any:
+    """Codes from four bytes of a uint8 array: eight 4-bit values, the low nibble of a byte before the high one."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        word = _load(context, builder, sig, args, _I32, 1)
+        spread = builder.insert_element(ir.Constant(_VI, ir.Undefined), word, _I32(0))
+        spread = builder.shuffle_vector(spread, spread, ir.Constant(_VI, [0] * WIDTH))
+        shifted = builder.lshr(spread, ir.Constant(_VI, [4 * i for i in range(WIDTH)]))
+        return builder.and_(shifted, ir.Constant(_VI, [15] * WIDTH))
+
+    return codes(array, i64), codegen
+
+
+@intrinsic
+def splat(typingctx: Any, value: Any) -> Any:
+    """The same float32 in every lane."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        vector = builder.insert_element(ir.Constant(_VF, ir.Undefined), args[0], _I32(0))
+        return builder.shuffle_vector(vector, vector, ir.Constant(_VI, [0] * WIDTH))
+
+    return lanes(f32), codegen
+
+
+@intrinsic
+def splat_code(typingctx: Any, value: Any) -> Any:
+    """The same integer, cut to 32 bits, in every code."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        word = builder.trunc(args[0], _I32)
+        vector = builder.insert_element(ir.Constant(_VI, ir.Undefined), word, _I32(0))
+        return builder.shuffle_vector(vector, vector, ir.Constant(_VI, [0] * WIDTH))
+
+    return codes(i64), codegen
+
+
+@intrinsic
+def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """a·b + c, rounded once."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        signature = ir.FunctionType(_VF, [_VF, _VF, _VF])
+        return builder.call(builder.module.declare_intrinsic("llvm.fma.v8f32", (), signature), args)
+
+    return lanes(lanes, lanes, lanes), codegen
+
+
+@intrinsic
+def fold(typingctx: Any, value: Any) -> Any:
+    """The sum of eight lanes: ((0+4) + (2+6)) + ((1+5) + (3+7))."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lane = [builder.extract_element(args[0], _I32(i)) for i in range(WIDTH)]
+        even = builder.fadd(builder.fadd(lane[0], lane[4]), builder.fadd(lane[2], lane[6]))
+        odd = builder.fadd(builder.fadd(lane[1], lane[5]), builder.fadd(lane[3], lane[7]))
+        return builder.fadd(even, odd)
+
+    return f32(lanes), codegen
+
+
+@intrinsic
+def first(typingctx: Any, value: Any) -> Any:
+    """Lane 0, for scalars that went through lane arithmetic."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.extract_element(args[0], _I32(0))
+
+    return f32(lanes), codegen
+
+
+def _unary(name: str, result: Any, operand: Any, emit: Any) -> Any:
+    @intrinsic
+    def operation(typingctx: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return emit(builder, args[0])
+
+        return result(operand), codegen
+
+    operation.__name__ = name
+    return operation
+
+
+def _call(intrinsic_name: str) -> Any:
+    def emit(builder: Any, value: Any) -> Any:
+        signature = ir.FunctionType(_VF, [_VF])
+        return builder.call(builder.module.declare_intrinsic(intrinsic_name, (), signature), [value])
+
+    return emit
+
+
+sqrt = _unary("sqrt", lanes, lanes, _call("llvm.sqrt.v8f32"))
+absolute = _unary("absolute", lanes, lanes, _call("llvm.fabs.v8f32"))
+as_bits = _unary("as_bits", codes, lanes, lambda builder, v: builder.bitcast(v, _VI))
+from_bits = _unary("from_bits", lanes, codes, lambda builder, v: builder.bitcast(v, _VF))
+to_float = _unary("to_float", lanes, codes, lambda builder, v: builder.sitofp(v, _VF))
+
+
+@intrinsic
+def less(typingctx: Any, a: Any, b: Any) -> Any:
+    """Codes, all ones where a < b and zero elsewhere (also where either is NaN)."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.sext(builder.fcmp_ordered("<", args[0], args[1]), _VI)
+
+    return codes(lanes, lanes), codegen
+
+
+@intrinsic
+def choose(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
+    """a where the mask is not zero, b elsewhere."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        test = builder.icmp_signed("!=", args[0], ir.Constant(_VI, [0] * WIDTH))
+        return builder.select(test, args[1], args[2])
+
+    return lanes(codes, lanes, lanes), codegen
+
+
+def _binary(vector: Any, method: str) -> Any:
+    @intrinsic
+    def operation(typingctx: Any, a: Any, b: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return getattr(builder, method)(*args)
+
+        return vector(vector, vector), codegen
+
+    return operation
+
+
+def _register_operator(symbol: Any, vector: Any, method: str) -> None:
+    implementation = _binary(vector, method)
+
+    # Unannotated: numba compares its signature with the lambda's.
+    @overload(symbol)
+    def resolve(a, b):  # type: ignore[no-untyped-def]
+        if a is vector and b is vector:
+            return lambda a, b: implementation(a, b)
+        return None
+
+
+for _symbol, _method in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
+    _register_operator(_symbol, lanes, _method)
+for _symbol, _method in (
+    (operator.add, "add"),
+    (operator.sub, "sub"),
+    (operator.and_, "and_"),
+    (operator.or_, "or_"),
+    (operator.lshift, "shl"),
+    (operator.rshift, "lshr"),
+):
+    _register_operator(_symbol, codes, _method)
+
+
+@helper
+def zero() -> Any:
+    return splat(f32(0.0))
+
+
+@helper
+def larger(a: Any, b: Any) -> Any:
+    return choose(less(a, b), b, a)
+
+
+@helper
+def smaller(a: Any, b: Any) -> Any:
+    return choose(less(b, a), b, a)

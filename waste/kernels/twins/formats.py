@@ -1,0 +1,69 @@
+"""Weights of each format as a matrix, and the products that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from ..kernel_set import FormatKernels
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
+Matrix = Callable[[Bytes, int, int, int, int], Doubles]
+"""(data, at, scale_at, columns, rows) → the rows' weights [rows, columns]; `at` and `scale_at` are row 0's."""
+
+CODE_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def bf16_matrix(data: Bytes, at: int, scale_at: int, columns: int, rows: int) -> Doubles:
+    halves = data[at : at + 2 * rows * columns].view("<u2")
+    return (halves.astype(np.uint32) << 16).view(np.float32).astype(np.float64).reshape(rows, columns)
+
+
+def f32_matrix(data: Bytes, at: int, scale_at: int, columns: int, rows: int) -> Doubles:
+    return data[at : at + 4 * rows * columns].view("<f4").astype(np.float64).reshape(rows, columns)
+
+
+def mxfp4_matrix(data: Bytes, at: int, scale_at: int, columns: int, rows: int) -> Doubles:
+    packed = data[at : at + rows * columns // 2]
+    codes = np.stack([packed & 15, packed >> 4], axis=1).reshape(rows, columns // 32, 32)
+    exponents = data[scale_at : scale_at + rows * columns // 32].astype(np.int64).reshape(rows, columns // 32, 1)
+    weights: Doubles = np.ldexp(CODE_VALUES[codes], exponents - 127)
+    return weights.reshape(rows, columns)
+
+
+def format_kernels(matrix: Matrix, weight_bits: int, *, has_scales: bool = False) -> FormatKernels:
+    """The kernels of a format, given its matrix."""
+
+    def product(
+        data: Bytes, at: int, scale_at: int, columns: int, first: int, last: int, x: Floats, y: Floats, y_column: int
+    ) -> None:
+        """y = x·Wᵀ for the rows first ≤ r < last of W."""
+        row_at = at + first * columns * weight_bits // 8
+        W = matrix(data, row_at, scale_at + first * columns // 32, columns, last - first)
+        with np.errstate(over="ignore", invalid="ignore"):
+            y[:, y_column + first : y_column + last] = x[:, :columns] @ W.T
+
+    def absorb(
+        data: Bytes, at: int, scale_at: int, columns: int, rows: int, x: Floats, x_column: int, y: Floats
+    ) -> None:
+        """y = x·W."""
+        y[:, :columns] = x[:, x_column : x_column + rows] @ matrix(data, at, scale_at, columns, rows)
+
+    def widen(data: Bytes, at: int, scale_at: int, columns: int, rows: int, y: Floats) -> None:
+        """y = W."""
+        with np.errstate(over="ignore"):
+            y[:rows, :columns] = matrix(data, at, scale_at, columns, rows)
+
+    if has_scales:
+        return FormatKernels(product=product, widen=widen, find_bad_scale=find_bad_scale)
+    return FormatKernels(product=product, widen=widen, absorb=absorb)
+
+
+def find_bad_scale(data: Bytes, scale_at: int, count: int, found: npt.NDArray[np.int64], slot: int) -> None:
+    """found[slot] = position of the first scale that is NaN, or −1."""
+    bad = np.flatnonzero(data[scale_at : scale_at + count] == 255)
+    found[slot] = bad[0] if bad.size else -1

@@ -1,0 +1,148 @@
+"""The walk: one ragged batch of tokens through every layer, from embedding rows to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from waste.io.source import WeightSource
+from waste.kernels import KernelSet
+from waste.model.compute import Compute
+from waste.model.config import ModelConfig
+from waste.model.embedding import EmbeddingTable
+from waste.model.layer import Layer, LayerRows
+from waste.model.layout import TrunkLayout, Use, trunk_tensor
+from waste.model.residual import Residuals
+from waste.model.scratch import FloatArray, Scratch, measure
+from waste.model.state import Chunk, Draft, SparePool, draft_batch
+from waste.model.step import Step, Tap
+from waste.model.trunk import TrunkWalk
+from waste.sched.cache import ExpertCache
+from waste.sched.ring import TrunkRing
+
+
+class Decoder:
+    """The layers of a model. It knows sizes and names; bytes and threads come with each step."""
+
+    def __init__(self, config: ModelConfig, source: WeightSource, kernels: KernelSet, align: int) -> None:
+        self.config = config
+        self._residuals = Residuals(config)
+        model = f"{config.prefix}model."
+        self._norm = f"{model}norm.weight"
+        self._out = f"{model}output_attn_res"
+        embedding = f"{model}embed_tokens.weight"
+        self._head = embedding if config.tie_word_embeddings else f"{config.prefix}lm_head.weight"
+        self.embedding = EmbeddingTable(trunk_tensor(Use(embedding), source.tensors[embedding]), align)
+        self._layers: list[Layer] = []
+        counts = [0, 0]
+        for layer, is_kda in enumerate(config.layer_is_kda):
+            self._layers.append(Layer(config, layer, counts[is_kda], source.tensors, source.banks, kernels))
+            counts[is_kda] += 1
+
+    def uses(self) -> Iterator[Use]:
+        """Every trunk tensor in walk order, the head last."""
+        for layer in self._layers:
+            yield from layer.uses(self._residuals)
+        yield from self._residuals.uses(self._out)
+        yield Use(self._norm, is_vector=True)
+        yield Use(self._head)
+
+    def scratch_bytes(self, *, tokens: int, logit_rows: int, threads: int) -> int:
+        """Scratch that a step of so many tokens and rows of logits takes."""
+
+        def take(scratch: Scratch) -> None:
+            self._take_rows(scratch, tokens)
+            for layer in self._layers:
+                layer.take(scratch, tokens, threads)
+            self._take_head(scratch, logit_rows)
+
+        return measure(take)
+
+    def _take_rows(self, scratch: Scratch, tokens: int) -> LayerRows:
+        hidden = self.config.hidden_size
+        return LayerRows(
+            stream=self._residuals.take(scratch, tokens),
+            mixed=scratch.floats(tokens, hidden),
+            x=scratch.floats(tokens, hidden),
+            y=scratch.floats(tokens, hidden),
+            weight=scratch.floats(hidden),
+        )
+
+    def _take_head(self, scratch: Scratch, rows: int) -> tuple[FloatArray, FloatArray]:
+        return scratch.floats(rows, self.config.hidden_size), scratch.floats(rows, self.config.vocab_size)
+
+    async def forward(self, memory: StepMemory, chunks: Sequence[Chunk], tap: Tap) -> Outcome:
+        """Walk a batch. Nothing of the sessions changes: that is for the drafts of the outcome to commit.
+
+        Raises ReadError or DamagedError naming what could not be used; then, as when cancelled, all drafts are
+        discarded and the memory is free for the next step.
+        """
+        drafts = draft_batch(chunks, memory.spares)
+        try:
+            with (
+                memory.scratch.frame(),
+                TrunkWalk(memory.layout, memory.ring, memory.compute, memory.kernels, memory.add_wait) as walk,
+            ):
+                tokens = drafts[-1].end
+                step = Step(tokens, drafts, walk, memory.compute, memory.kernels, memory.scratch, tap)
+                rows = self._take_rows(memory.scratch, tokens)
+                ids = [token for chunk in chunks for token in chunk.ids]
+                with walk.waiting():
+                    await self.embedding.read(memory.embeddings, memory.compute, memory.kernels, ids, rows.stream.sum)
+                for layer in self._layers:
+                    await layer.forward(step, memory.experts, self._residuals, rows)
+                return Outcome(drafts, await self._logits(step, chunks, rows))
+        except BaseException:
+            for draft in drafts:
+                draft.discard()
+            raise
+
+    async def _logits(self, step: Step, chunks: Sequence[Chunk], rows: LayerRows) -> list[FloatArray]:
+        """For each chunk its wanted rows of logits [wanted, vocab], copies that outlive the step."""
+        wanted = np.concatenate(
+            [np.arange(draft.end - chunk.wanted, draft.end) for draft, chunk in zip(step.drafts, chunks, strict=True)]
+        )
+        if wanted.size == 0:
+            return [np.empty((0, self.config.vocab_size), np.float32) for _ in chunks]
+        seen = await self._residuals.read(step, rows.stream, self._out, rows.mixed)
+        x, logits = self._take_head(step.scratch, wanted.size)
+        await step.walk.vectors((self._norm, rows.weight))
+
+        def normalize(worker: int) -> None:
+            np.take(seen, wanted, axis=0, out=x, mode="clip")
+            step.kernels.rms_norm(x, 0, x.shape[1], rows.weight, self.config.rms_norm_eps, x, 0, wanted.size)
+
+        await step.compute.run([normalize])
+        await step.walk.products(x, (self._head, logits, 0))
+        copies: list[FloatArray] = []
+
+        def copy(worker: int) -> None:
+            copies.extend(np.array(part) for part in np.split(logits, np.cumsum([c.wanted for c in chunks])[:-1]))
+
+        await step.compute.run([copy])
+        return copies
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Everything allocated that a step works with."""
+
+    layout: TrunkLayout
+    ring: TrunkRing
+    experts: ExpertCache
+    embeddings: ExpertCache
+    spares: SparePool
+    scratch: Scratch
+    compute: Compute
+    kernels: KernelSet
+    add_wait: Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step came to: by chunk a draft to commit and the logits asked for, float32 [wanted, vocab]."""
+
+    drafts: list[Draft]
+    logits: list[FloatArray]

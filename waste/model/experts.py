@@ -1,0 +1,171 @@
+"""The routed experts of one layer: what a record holds, and multiplying it as it lands."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from waste.errors import DamagedError, UnsupportedError
+from waste.io.extents import Placement
+from waste.io.source import Bank
+from waste.kernels import KernelSet
+from waste.kernels.formats import BF16, F32, MXFP4, WeightFormat
+from waste.model.config import Activation
+from waste.model.scratch import FloatArray, IntArray, Scratch
+from waste.model.trunk import Buffer
+
+Matrix = Literal["w1", "w3", "w2"]
+ACTIVATIONS = {"silu": 0, "situ": 1}
+SITU_UNCAPPED = 2
+
+
+def activation_kind(activation: Activation) -> int:
+    """The kernels' number for an activation."""
+    if activation.name == "situ" and activation.linear_beta is None:
+        return SITU_UNCAPPED
+    return ACTIVATIONS[activation.name]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixParts:
+    """One matrix of every record of a bank: its parts' places in the record's extents, -1 without scales."""
+
+    name: Matrix
+    format: WeightFormat
+    rows: int
+    columns: int
+    weights: int
+    scales: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLayout:
+    """The three matrices of a record: gate w1, up w3, down w2."""
+
+    gate: MatrixParts
+    up: MatrixParts
+    down: MatrixParts
+
+    @staticmethod
+    def of(bank: Bank) -> RecordLayout:
+        """Raises UnsupportedError for parts that no expert kernel multiplies."""
+        return RecordLayout(gate=_matrix(bank, "w1"), up=_matrix(bank, "w3"), down=_matrix(bank, "w2"))
+
+
+def _matrix(bank: Bank, name: Matrix) -> MatrixParts:
+    names = [part.name for part in bank.parts]
+    if f"{name}.weight_packed" in names:
+        weights, scales = names.index(f"{name}.weight_packed"), names.index(f"{name}.weight_scale")
+        rows, packed = bank.parts[weights].shape
+        return MatrixParts(name, MXFP4, rows, packed * 2, weights, scales)
+    weights = names.index(f"{name}.weight")
+    part = bank.parts[weights]
+    format = {BF16.name: BF16, F32.name: F32}.get(part.dtype)
+    if format is None:
+        raise UnsupportedError(f"experts are stored as {part.dtype}; they may be MXFP4, BF16 or F32")
+    return MatrixParts(name, format, part.shape[0], part.shape[1], weights, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadBuffers:
+    """Each compute thread's own memory for one expert and up to N tokens."""
+
+    x: FloatArray  # [threads, N, input]
+    gate: FloatArray  # [threads, N, width]
+    up: FloatArray  # [threads, N, width]
+    bad_scale: IntArray  # [threads, 1]
+
+    @staticmethod
+    def take(scratch: Scratch, threads: int, tokens: int, input_size: int, width: int) -> ThreadBuffers:
+        return ThreadBuffers(
+            x=scratch.floats(threads, tokens, input_size),
+            gate=scratch.floats(threads, tokens, width),
+            up=scratch.floats(threads, tokens, width),
+            bad_scale=scratch.ints(threads, 1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWork:
+    """Which expert answers which tokens: `tokens` are batch rows, answers go to `first` and the rows after it."""
+
+    expert: int
+    tokens: IntArray
+    first: int
+
+
+def sort_by_expert(ids: IntArray, rows: IntArray) -> list[ExpertWork]:
+    """Group [N, k] choices by expert, ascending; fills `rows` [N, k] with each choice's row of answers."""
+    flat = ids.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    rows.reshape(-1)[order] = np.arange(flat.size)
+    experts, begins = np.unique(flat[order], return_index=True)
+    tokens = order // ids.shape[1]
+    ends = np.append(begins[1:], flat.size)
+    return [
+        ExpertWork(int(expert), tokens[begin:end], int(begin))
+        for expert, begin, end in zip(experts, begins, ends, strict=True)
+    ]
+
+
+class ExpertMath:
+    """An expert's MLP: w2·act(w1·x, w3·x), one compute thread, straight from the record's bytes."""
+
+    def __init__(self, layer: int, record: RecordLayout, activation: Activation, kernels: KernelSet) -> None:
+        self._layer = layer
+        self._record = record
+        self._kernels = kernels
+        self._kind = activation_kind(activation)
+        self._beta = activation.beta
+        self._linear_beta = activation.linear_beta or 0.0
+
+    def answer(
+        self,
+        work: ExpertWork,
+        data: Buffer,
+        placement: Placement,
+        x: FloatArray,
+        buffers: ThreadBuffers,
+        worker: int,
+        answers: FloatArray,
+    ) -> None:
+        """answers[work.first + j] = the expert's answer to x[work.tokens[j]].
+
+        Raises DamagedError if a scale of the record is not a number.
+        """
+        count = work.tokens.size
+        gathered, gate, up = buffers.x[worker, :count], buffers.gate[worker, :count], buffers.up[worker, :count]
+        np.take(x, work.tokens, axis=0, out=gathered, mode="clip")
+        record, starts = self._record, placement.starts
+        for matrix in (record.gate, record.up, record.down):
+            self._check_scales(work.expert, matrix, data, starts, buffers.bad_scale[worker])
+        self._multiply(record.gate, data, starts, gathered, gate)
+        self._multiply(record.up, data, starts, gathered, up)
+        self._kernels.activate(gate, up, self._kind, self._beta, self._linear_beta, 0, gate.shape[1])
+        self._multiply(record.down, data, starts, gate, answers[work.first : work.first + count])
+
+    def _multiply(self, matrix: MatrixParts, data: Buffer, starts: Sequence[int], x: FloatArray, y: FloatArray) -> None:
+        scale_at = starts[matrix.scales] if matrix.scales >= 0 else 0
+        product = self._kernels.formats[matrix.format.name].product
+        product(data, starts[matrix.weights], scale_at, matrix.columns, 0, matrix.rows, x, y, 0)
+
+    def _check_scales(
+        self, expert: int, matrix: MatrixParts, data: Buffer, starts: Sequence[int], found: IntArray
+    ) -> None:
+        find = self._kernels.formats[matrix.format.name].find_bad_scale
+        if find is None:
+            return
+        find(data, starts[matrix.scales], matrix.rows * matrix.format.scale_bytes(matrix.columns), found, 0)
+        if found[0] >= 0:
+            raise DamagedError(
+                f"layer {self._layer}, expert {expert}: scale {found[0]} of {matrix.name} is 255, which is not a "
+                "number; expected 0 to 254. Fetch the file again"
+            )
+
+
+def expert_key(layer: int, expert: int) -> Hashable:
+    """The cache's name for a record."""
+    return (layer, expert)

@@ -1,0 +1,130 @@
+"""The trunk as a cyclic scan: its tensors in the order the walk needs them, cut into tiles of whole rows.
+
+A tile is what one slot of the ring holds: rows of one or several tensors that follow each other in the walk, wherever
+they lie on disk. Pure functions of the source's tables; nothing is read here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from waste.errors import UnsupportedError
+from waste.io.extents import Extent, Placement, place
+from waste.io.source import TensorInfo
+from waste.kernels.formats import BF16, F32, WeightFormat
+
+_FORMATS = {format.name: format for format in (BF16, F32)}
+_LARGEST_GAP = 16 * 1024
+"""Unwanted bytes read along rather than asking twice; less where tiles are small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One tensor at its place in the walk. Rows are cut in whole `unit`s; a vector is one row and never cut."""
+
+    name: str
+    unit: int = 1
+    is_vector: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrunkTensor:
+    """A trunk tensor as rows: `rows` × `columns` of `format`, where row 0 begins, and how it may be cut."""
+
+    name: str
+    format: WeightFormat
+    rows: int
+    columns: int
+    unit: int
+    extent: Extent
+
+    @property
+    def row_bytes(self) -> int:
+        return self.format.row_bytes(self.columns)
+
+    def rows_extent(self, first: int, count: int) -> Extent:
+        """Where `count` rows from `first` lie."""
+        return Extent(self.extent.file, self.extent.offset + first * self.row_bytes, count * self.row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `first` to `first + count` of a tensor, beginning at byte `at` of its tile's buffer."""
+
+    tensor: TrunkTensor
+    first: int
+    count: int
+    tile: int
+    at: int
+
+
+@dataclass(frozen=True)
+class TrunkLayout:
+    """The trunk in walk order. `placements[i]` brings tile i into a buffer; `pieces` follow the walk."""
+
+    placements: tuple[Placement, ...]
+    pieces: tuple[Piece, ...]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, tuple[Piece, ...]]:
+        """The pieces of each tensor, rows ascending."""
+        found: dict[str, list[Piece]] = {}
+        for piece in self.pieces:
+            found.setdefault(piece.tensor.name, []).append(piece)
+        return {name: tuple(pieces) for name, pieces in found.items()}
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that one walk reads if nothing is pinned, alignment included."""
+        return sum(read.length for placement in self.placements for read in placement.reads)
+
+    def groups(self, names: Sequence[str]) -> list[tuple[int, list[Piece]]]:
+        """The pieces of `names`, neighbours in the walk, by the tile they are in."""
+        groups: list[tuple[int, list[Piece]]] = []
+        for name in names:
+            for piece in self.by_name[name]:
+                if not groups or groups[-1][0] != piece.tile:
+                    groups.append((piece.tile, []))
+                groups[-1][1].append(piece)
+        return groups
+
+
+def trunk_tensor(use: Use, info: TensorInfo) -> TrunkTensor:
+    """The stored tensor as the walk sees it. Raises UnsupportedError for a dtype without kernels."""
+    format = _FORMATS.get(info.dtype)
+    if format is None:
+        raise UnsupportedError(f"{use.name} is stored as {info.dtype}; the trunk may be {' or '.join(_FORMATS)}")
+    count = math.prod(info.shape)
+    columns = count if use.is_vector else info.shape[-1]
+    return TrunkTensor(use.name, format, count // columns, columns, use.unit, info.extent)
+
+
+def lay_out(uses: Iterable[Use], tensors: Mapping[str, TensorInfo], *, tile_bytes: int, align: int) -> TrunkLayout:
+    """Cut the trunk into tiles of at most `tile_bytes` of weights; one unit that is larger gets a tile of its own."""
+    cuts: list[list[tuple[TrunkTensor, int, int]]] = [[]]
+    room = tile_bytes
+    for tensor in (trunk_tensor(use, tensors[use.name]) for use in uses):
+        first = 0
+        while first < tensor.rows:
+            unit_bytes = tensor.unit * tensor.row_bytes
+            units = min(room // unit_bytes, (tensor.rows - first) // tensor.unit)
+            if units == 0 and cuts[-1]:
+                cuts.append([])
+                room = tile_bytes
+                continue
+            count = max(1, units) * tensor.unit
+            cuts[-1].append((tensor, first, count))
+            room -= count * tensor.row_bytes
+            first += count
+    placements: list[Placement] = []
+    pieces: list[Piece] = []
+    gap = min(_LARGEST_GAP, tile_bytes // 64)
+    for tile, rows in enumerate(cuts):
+        placement = place([tensor.rows_extent(first, n) for tensor, first, n in rows], align=align, max_gap=gap)
+        placements.append(placement)
+        for (tensor, first, count), at in zip(rows, placement.starts, strict=True):
+            pieces.append(Piece(tensor, first, count, tile, at))
+    return TrunkLayout(tuple(placements), tuple(pieces))

@@ -1,0 +1,65 @@
+"""The step's working memory: one block, handed out from the bottom and taken back frame by frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from waste.io.arena import Arena
+
+_ALIGN = 64  # a cache line, so that no two threads' rows share one
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+
+class Scratch:
+    """A stack of arrays over `size` bytes; contents are not cleared.
+
+    One walk uses it at a time. Without an arena it only measures: arrays have the right shape and no memory.
+    """
+
+    def __init__(self, arena: Arena | None) -> None:
+        self._bytes = None if arena is None else arena.slot(0)
+        self._top = 0
+        self.peak = 0
+
+    def floats(self, *shape: int) -> FloatArray:
+        """An uninitialized float32 array, C-contiguous."""
+        return self._take(shape, np.dtype(np.float32)).view(np.float32)
+
+    def ints(self, *shape: int) -> IntArray:
+        """An uninitialized int64 array, C-contiguous."""
+        return self._take(shape, np.dtype(np.int64)).view(np.int64)
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        """What is taken inside is given back at the end."""
+        top = self._top
+        try:
+            yield
+        finally:
+            self._top = top
+
+    def _take(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+        begin = self._top
+        count = 1
+        for size in shape:
+            count *= size
+        self._top = begin + -(-count * dtype.itemsize // _ALIGN) * _ALIGN
+        self.peak = max(self.peak, self._top)
+        if self._bytes is None:
+            return np.broadcast_to(np.zeros((), dtype), shape)
+        if self._top > self._bytes.size:
+            raise RuntimeError(f"the step needs {self._top} bytes of scratch, the plan counted {self._bytes.size}")
+        return self._bytes[begin : begin + count * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def measure(take: Callable[[Scratch], object]) -> int:
+    """Bytes at the peak of what `take` allocates from a scratch."""
+    scratch = Scratch(None)
+    take(scratch)
+    return scratch.peak

@@ -1,0 +1,140 @@
+"""One walk over the trunk: tensors are used in layout order, where they land, tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from waste.errors import ReadError
+from waste.kernels import KernelSet
+from waste.model.compute import Compute, Job
+from waste.model.layout import Piece, TrunkLayout
+from waste.model.scratch import FloatArray
+from waste.sched.ring import TrunkRing
+
+Buffer = npt.NDArray[np.uint8]
+
+
+class TrunkWalk:
+    """Holds one tile at a time. A context manager: leaving it, however, lets go of the tile.
+
+    Products and vectors name their tensors in walk order; asking for one that was passed raises RuntimeError.
+    """
+
+    def __init__(
+        self,
+        layout: TrunkLayout,
+        ring: TrunkRing,
+        compute: Compute,
+        kernels: KernelSet,
+        add_wait: Callable[[float], None],
+    ) -> None:
+        self._layout = layout
+        self._ring = ring
+        self._compute = compute
+        self._kernels = kernels
+        self._add_wait = add_wait
+        self._tile = -1
+        self._data: Buffer | None = None
+
+    def __enter__(self) -> TrunkWalk:
+        self._ring.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._let_go()
+
+    async def hold(self, tile: int) -> Buffer:
+        """The buffer of this tile; the one held before must not be in use any more."""
+        if tile < self._tile:
+            raise RuntimeError(f"the walk is at tile {self._tile} and was asked to go back to tile {tile}")
+        if self._data is None or tile != self._tile:
+            self._let_go()
+            self._tile = tile
+            with self.waiting():
+                self._data = await self._acquire(tile)
+        return self._data
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time inside as time the walk stood still for want of bytes."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self._add_wait(perf_counter() - began)
+
+    async def _acquire(self, tile: int) -> Buffer:
+        try:
+            return await self._ring.acquire(tile)
+        except ReadError as error:
+            name = next(piece.tensor.name for piece in self._layout.pieces if piece.tile == tile)
+            raise ReadError(f"trunk tile {tile}, from {name} on: {error}", key=error.key) from error
+
+    def _let_go(self) -> None:
+        if self._data is not None:
+            self._data = None
+            self._ring.release(self._tile)
+
+    async def vectors(self, *targets: tuple[str, FloatArray]) -> None:
+        """Widen whole tensors to float32 into 1-D arrays, which may be longer than the tensor."""
+        arrays = dict(targets)
+
+        def jobs(data: Buffer, pieces: list[Piece]) -> list[Job]:
+            def widen(worker: int) -> None:
+                for piece in pieces:
+                    tensor = piece.tensor
+                    row = arrays[tensor.name][: tensor.columns].reshape(1, tensor.columns)
+                    self._kernels.formats[tensor.format.name].widen(data, piece.at, 0, tensor.columns, 1, row)
+
+            return [widen]
+
+        await self._sweep(list(arrays), jobs)
+
+    async def products(self, x: FloatArray, *targets: tuple[str, FloatArray, int]) -> None:
+        """y[:, column + r] = W[r]·x for each (name, y, column); the tensors share the input and follow each other.
+
+        x [tokens, ≥ columns], y [tokens, ≥ column + rows], both float32 and C-contiguous.
+        """
+        outputs = {name: (y, column) for name, y, column in targets}
+
+        def jobs(data: Buffer, pieces: list[Piece]) -> list[Job]:
+            return [self._share(data, pieces, outputs, x, part) for part in range(self._compute.threads)]
+
+        await self._sweep(list(outputs), jobs)
+
+    def _share(
+        self, data: Buffer, pieces: list[Piece], outputs: dict[str, tuple[FloatArray, int]], x: FloatArray, part: int
+    ) -> Job:
+        """One thread's rows of every piece."""
+        threads = self._compute.threads
+
+        def multiply(worker: int) -> None:
+            for piece in pieces:
+                first, last = piece.count * part // threads, piece.count * (part + 1) // threads
+                if first < last:
+                    y, column = outputs[piece.tensor.name]
+                    product = self._kernels.formats[piece.tensor.format.name].product
+                    product(data, piece.at, 0, piece.tensor.columns, first, last, x, y, column + piece.first)
+
+        return multiply
+
+    async def units(self, name: str, job: Callable[[Buffer, Piece, int], Job]) -> None:
+        """Run `job(data, piece, unit)` for every unit of rows of a tensor, as its tiles come."""
+
+        def jobs(data: Buffer, pieces: list[Piece]) -> list[Job]:
+            return [job(data, piece, unit) for piece in pieces for unit in range(piece.count // piece.tensor.unit)]
+
+        await self._sweep([name], jobs)
+
+    async def _sweep(self, names: Sequence[str], jobs: Callable[[Buffer, list[Piece]], list[Job]]) -> None:
+        for tile, pieces in self._layout.groups(names):
+            data = await self.hold(tile)
+            await self._compute.run(jobs(data, pieces))

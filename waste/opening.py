@@ -1,0 +1,219 @@
+"""Opening a model: read its tables, compile kernels, plan the memory, allocate it, start threads and reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast, get_args
+
+from waste.errors import InputError
+from waste.footprint import RECORD_GAP, StepSizes, make_demand, step_sizes
+from waste.generate import Generator
+from waste.io import backends
+from waste.io.arena import Arena
+from waste.io.extents import Placement, place
+from waste.io.files import DirectMode, FileSet
+from waste.kernels import KERNEL_SETS, KernelSet, load_kernels, prepare
+from waste.kernels.workers import Workers
+from waste.model.bundle import ModelBundle, load_bundle
+from waste.model.compute import Compute
+from waste.model.decoder import Decoder, StepMemory
+from waste.model.layout import TrunkLayout, lay_out
+from waste.model.scratch import Scratch
+from waste.model.state import SessionState, SparePool, StateShape
+from waste.process import physical_memory_bytes, usable_cores
+from waste.sched import policies
+from waste.sched.cache import ExpertCache
+from waste.sched.plan import Plan, make_plan
+from waste.sched.queue import ReadQueue
+from waste.sched.ring import TrunkRing
+from waste.sched.scheduler import ReadScheduler
+from waste.settings import GIB, MIB, Settings
+from waste.stats import EngineStatistics
+from waste.step_loop import StepLoop
+
+Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
+
+BYTES_IN_FLIGHT = 256 * MIB
+DEFAULT_RAM = 8 * GIB  # where the system does not say how much there is
+COMPUTE_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Everything an open engine has. What must be closed is on the exit stack it was opened with."""
+
+    bundle: ModelBundle
+    plan: Plan
+    sizes: StepSizes
+    chunk: int
+    loop: StepLoop
+    generator: Generator
+    memory: StepMemory
+    scheduler: ReadScheduler
+    workers: Workers
+    files: FileSet
+    shape: StateShape
+    backend: str
+
+    def new_state(self) -> SessionState:
+        """Memory for one more session."""
+        return SessionState(self.shape)
+
+    def statistics(self, *, peak_rss_bytes: int, sessions_open: int) -> EngineStatistics:
+        reads = self.scheduler.statistics()
+        experts = self.memory.experts.statistics()
+        return EngineStatistics(
+            steps=self.loop.steps,
+            tokens=self.loop.tokens,
+            bytes_read={str(kind): size for kind, size in reads.bytes_read.items()},
+            reads={priority.name.lower(): count for priority, count in reads.reads.items()},
+            expert_hits=experts.hits,
+            expert_misses=experts.misses,
+            lookahead_issued=experts.lookahead_issued,
+            lookahead_used=experts.lookahead_used,
+            io_wait_s=reads.io_wait_s,
+            compute_s=self.workers.statistics().busy_s,
+            loop_us_per_read=reads.loop_us_per_read,
+            peak_rss_bytes=peak_rss_bytes,
+            ram_budget_bytes=self.plan.budget_bytes,
+            direct_io=self.files.direct_obtained,
+            backend=self.backend,
+            sessions_open=sessions_open,
+        )
+
+
+async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings, progress: Progress) -> Opened:
+    """Open; what `stack` is given to close closes in the right order, also when this fails half way.
+
+    Raises InputError, ModelError, UnsupportedError, BudgetError or ReadError.
+    """
+    threads = settings.compute_threads or min(usable_cores(), COMPUTE_THREADS)
+    workers = Workers(threads)
+    stack.callback(workers.close)
+    compute = Compute(workers)
+    bundle = await _on_worker(compute, lambda _: load_bundle(path))
+    kernels = await _on_worker(compute, lambda check: _prepare_kernels(settings.compute_kernels, progress, check))
+    align = FileSet.alignment
+    decoder = Decoder(bundle.config, bundle.source, kernels, align)
+    layout = lay_out(decoder.uses(), bundle.source.tensors, tile_bytes=max(1, settings.trunk_tile), align=align)
+    sizes = step_sizes(settings, bundle.config.vocab_size)
+    demand = make_demand(bundle, decoder, layout, settings, sizes, threads)
+    budget = settings.ram or (physical_memory_bytes() or DEFAULT_RAM) // 8 * 7
+    plan = make_plan(demand, budget=budget, trunk=settings.trunk, experts=settings.experts)
+
+    shape = StateShape.of(bundle.config, settings.context)
+    backend = backends.create(settings.io_backend, queue_depth=settings.io_queue_depth)
+    files = FileSet(bundle.source.paths, direct=_direct_mode(settings.io_direct))
+    queue = ReadQueue(queue_depth=settings.io_queue_depth, max_bytes_in_flight=BYTES_IN_FLIGHT)
+    scheduler = ReadScheduler(backend, queue)
+    stack.push_async_callback(scheduler.close)
+    await scheduler.start(files)
+    memory = _allocate(stack, settings, bundle, decoder, layout, plan, sizes, scheduler, compute, kernels, shape)
+    loop = StepLoop(decoder, memory, max_tokens=sizes.tokens, max_logit_rows=sizes.logit_rows)
+    group = await stack.enter_async_context(asyncio.TaskGroup())
+    loop.start(group)
+    chunk = min(settings.prefill_chunk or sizes.tokens - sizes.sessions + 1, sizes.tokens)
+    generator = Generator(loop, compute, kernels, bundle.tokenizer, chunk)
+    return Opened(
+        bundle, plan, sizes, chunk, loop, generator, memory, scheduler, workers, files, shape, settings.io_backend
+    )
+
+
+async def _on_worker(compute: Compute, work: Callable[[Callable[[], None]], T]) -> T:
+    """`work(check)` on a compute thread; `check()` raises once the caller was cancelled."""
+    results: list[T] = []
+    is_cancelled = False
+
+    def check() -> None:
+        if is_cancelled:
+            raise asyncio.CancelledError
+
+    job = compute.start([lambda worker: results.append(work(check))])
+    try:
+        await asyncio.wait([job])
+    except asyncio.CancelledError:
+        is_cancelled = True
+        raise
+    finally:
+        await compute.finish(job)
+    return results[0]
+
+
+def _prepare_kernels(name: str, progress: Progress, check: Callable[[], None]) -> KernelSet:
+    if name not in KERNEL_SETS:
+        raise InputError(f"compute.kernels is {name!r}; expected one of {', '.join(KERNEL_SETS)}")
+    kernel_set = load_kernels(name)
+    total = len(list(kernel_set.kernels()))
+
+    def report(done: int) -> None:
+        check()
+        progress("compiling kernels", done, total)
+
+    prepare(kernel_set, report)
+    return kernel_set
+
+
+def _allocate(
+    stack: AsyncExitStack,
+    settings: Settings,
+    bundle: ModelBundle,
+    decoder: Decoder,
+    layout: TrunkLayout,
+    plan: Plan,
+    sizes: StepSizes,
+    scheduler: ReadScheduler,
+    compute: Compute,
+    kernels: KernelSet,
+    shape: StateShape,
+) -> StepMemory:
+    """Everything the plan counted but the sessions' own memory."""
+    source, align = bundle.source, FileSet.alignment
+
+    def place_record(key: Hashable) -> Placement:
+        assert isinstance(key, tuple)
+        return place(source.record(*key), align=align, max_gap=RECORD_GAP)
+
+    ring = TrunkRing(scheduler, layout.placements, pinned=plan.pinned_tiles, slots=plan.ring_slots)
+    stack.callback(ring.close)
+    experts = ExpertCache(
+        scheduler,
+        slots=plan.expert_slots,
+        slot_bytes=plan.record_bytes,
+        policy=policies.create(settings.cache_policy),
+        place=place_record,
+    )
+    stack.callback(experts.close)
+    embeddings = ExpertCache(
+        scheduler,
+        slots=sizes.tokens,
+        slot_bytes=decoder.embedding.slot_bytes,
+        policy=policies.create("lru"),
+        place=decoder.embedding.place,
+        kind="embedding",
+    )
+    stack.callback(embeddings.close)
+    scratch = Arena(1, plan.parts["scratch"])
+    stack.callback(scratch.close)
+    return StepMemory(
+        layout=layout,
+        ring=ring,
+        experts=experts,
+        embeddings=embeddings,
+        spares=SparePool(shape, sizes.spares),
+        scratch=Scratch(scratch),
+        compute=compute,
+        kernels=kernels,
+        add_wait=scheduler.add_wait,
+    )
+
+
+def _direct_mode(value: str) -> DirectMode:
+    for mode in get_args(DirectMode):
+        if value == mode:
+            return cast(DirectMode, mode)
+    raise InputError(f"io.direct is {value!r}; expected one of {', '.join(get_args(DirectMode))}")

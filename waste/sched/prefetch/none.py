@@ -1,0 +1,20 @@
+"""`none`: nothing is read ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from waste.sched.prefetch import register
+
+
+class NoPrefetch:
+    """Reads on demand only."""
+
+    wants_guesses = False
+
+    def choose(self, guesses: Sequence[Hashable]) -> Sequence[Hashable]:
+        """See `PrefetchPolicy.choose`."""
+        return ()
+
+
+register("none", NoPrefetch)
