@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waste.kernels import load_kernels
-from waste.kernels._jit import compile_kernels
+from waste.kernels import load_kernels, prepare
 from waste.kernels.kernel_set import Kernel
 
 from .cases import kernels_by_name
@@ -15,5 +14,5 @@ from .cases import kernels_by_name
 def compiled() -> dict[str, Kernel]:
     """The numba kernels by the names of the table, compiled or out of the cache."""
     kernel_set = load_kernels("numba")
-    compile_kernels(kernel_set.kernels())
+    prepare(kernel_set)
     return kernels_by_name(kernel_set)

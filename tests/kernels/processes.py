@@ -19,7 +19,6 @@ class Report:
 
     hashes: dict[str, str]
     cache_hits: int
-    progress: list[str]
     folder: str
     cpu: str
 

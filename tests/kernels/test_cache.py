@@ -6,9 +6,10 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from waste.kernels import _jit
+from waste.kernels import _jit, load_kernels, prepare
 from waste.kernels.kernel_set import Kernel
 
 from .hash_kernels import hash_outputs
@@ -30,7 +31,6 @@ def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path, hashes: 
     first, second = run(tmp_path), run(tmp_path)
     assert (first.cache_hits, second.cache_hits) == (0, len(NAMES))
     assert first.hashes == second.hashes == hashes
-    assert first.progress == ["vectors.add", "vectors.exponential"]
     assert first.folder == second.folder
     assert [str(path) for path in tmp_path.iterdir()] == [first.folder]
 
@@ -103,3 +103,17 @@ def test_folders_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> Non
 
 def test_numba_settings_of_the_application_stay() -> None:
     assert os.environ.get("NUMBA_CACHE_DIR", "") == _jit.numba.config.CACHE_DIR
+
+
+def test_preparing_a_set_tells_its_progress_and_is_done_once(compiled: dict[str, Kernel]) -> None:
+    told: list[int] = []
+    prepare(load_kernels("numba"), told.append)
+    assert told == list(range(len(compiled)))
+    prepare(load_kernels("numpy"), told.append)
+    assert len(told) == len(compiled)
+
+
+def test_a_kernel_called_with_other_types_is_an_error(compiled: dict[str, Kernel]) -> None:
+    wide = np.zeros(8)
+    with pytest.raises(TypeError, match="No matching definition"):
+        compiled["exponential"](wide, wide)

@@ -28,7 +28,8 @@ def test_one_file_imports_numba() -> None:
 
 
 def test_the_numpy_set_needs_no_numba_and_the_numba_set_says_why_it_cannot_run() -> None:
-    script = """\
+    script = """
+import sys
 from waste.errors import UnsupportedError
 from waste.kernels import load_kernels
 import waste.kernels.workers

@@ -136,28 +136,30 @@ def test_done_may_submit_more(workers: Workers) -> None:
     assert ending.wait() is None
 
 
-def test_threads_that_wait_keep_no_job_alive(workers: Workers) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_when_done_is_called_no_thread_holds_a_job(workers: Workers, fails: bool) -> None:
     class Buffer:
         pass
 
-    for error in (None, ArithmeticError("bad")):
-        buffer, ending = Buffer(), Ending()
-        alive = weakref.ref(buffer)
+    buffer, ended = Buffer(), threading.Event()
+    alive = weakref.ref(buffer)
 
-        def job(index: int, buffer: Buffer = buffer, error: Exception | None = error) -> None:
-            if error is not None:
-                raise error
+    def job(index: int, buffer: Buffer = buffer) -> None:
+        if fails:
+            raise ArithmeticError
 
-        workers.submit([job] * 5, ending)
-        assert ending.wait() is error
-        ending.calls.clear()
+    def done(error: BaseException | None) -> None:
+        assert (error is not None) == fails
+        # The traceback of the error that is handed over is the receiver's to keep or drop.
         if error is not None:
             error.__traceback__ = None
-        del job, buffer
-        gc.collect()
-        if error is None:
-            assert alive() is None
-    workers.close()
+        ended.set()
+
+    jobs = [job] * (1 if fails else 5)
+    workers.submit(jobs, done)
+    del buffer, job, jobs
+    assert ended.wait(TIMEOUT_S)
+    gc.collect()
     assert alive() is None
 
 

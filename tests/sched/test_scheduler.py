@@ -170,9 +170,17 @@ def test_promote_reorders_what_is_queued() -> None:
     async def main() -> None:
         disk, scheduler = await started(queue_depth=1)
         order: list[Hashable] = []
-        handles = [submit(scheduler, key, priority=Priority.LOOKAHEAD) for key in "abc"]
-        for handle in handles:
-            handle.add_issued_callback(lambda issued: order.append(issued.key))
+        handles = [
+            scheduler.submit(
+                key,
+                kind="other",
+                placement=piece(0, 16),
+                buffer=memoryview(bytearray(16)),
+                priority=Priority.LOOKAHEAD,
+                on_issued=lambda handle: order.append(handle.key),
+            )
+            for key in "abc"
+        ]
         handles[2].promote(Priority.DEMAND)
         disk.finish_all()
         handles[2].promote(Priority.DEMAND)

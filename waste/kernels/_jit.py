@@ -5,7 +5,7 @@ This is the only module that imports numba or llvmlite; the others take what the
 - Kernels are serial and release the GIL; the engine's own compute threads run them on row ranges.
 - No fastmath and no contraction: a product and a sum fuse only where the source says `fma`, so one source gives
   the same bits on every instruction set.
-- `helper` functions exist only inside kernels. A `kernel` has one declared signature; `compile_kernels` builds it,
+- `helper` functions exist only inside kernels. A `kernel` has one declared signature; `compile_kernel` builds it,
   and a call with other types is an error instead of a surprise compilation.
 - numba's disk cache does not notice a change in a callee of another file, so its folder is named by a hash of every
   kernel source and of numba's version.
@@ -133,21 +133,12 @@ def kernel(*signature: Any) -> Callable[[F], F]:
     return decorate
 
 
-def is_compiled(function: Callable[..., Any]) -> bool:
-    return bool(getattr(function, "signatures", ()))
-
-
-def compile_kernels(
-    functions: Iterable[Callable[..., Any]], progress: Callable[[str], None] = lambda name: None
-) -> None:
-    """Compile each kernel, or load it from the cache; `progress` is told each one's name before it starts."""
-    for function in functions:
-        name = f"{function.__module__}.{function.__qualname__}"
-        dispatcher, signature = _signatures[name]
-        if not dispatcher.signatures:
-            progress(name.rpartition("kernels.")[2])
-            _compile(dispatcher, signature)
-            dispatcher.disable_compile()
+def compile_kernel(function: Callable[..., Any]) -> None:
+    """Compile a kernel, or load it from the cache; nothing to do if that is done."""
+    dispatcher, signature = _signatures[f"{function.__module__}.{function.__qualname__}"]
+    if not dispatcher.signatures:
+        _compile(dispatcher, signature)
+        dispatcher.disable_compile()
 
 
 def _compile(dispatcher: Any, signature: Any) -> None:

@@ -71,8 +71,8 @@ def prepare(kernel_set: KernelSet, progress: Callable[[int], None] = lambda done
     """Compile every kernel, or load it from the cache; `progress(done)` before each one, and may raise to stop."""
     if kernel_set.name != "numba":
         return
-    from ._jit import compile_kernels
+    from ._jit import compile_kernel
 
     for done, kernel in enumerate(kernel_set.kernels()):
         progress(done)
-        compile_kernels([kernel])
+        compile_kernel(kernel)

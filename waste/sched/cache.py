@@ -164,16 +164,15 @@ class ExpertCache:
 
     def _submit(self, record: Record) -> None:
         assert record.placement is not None
-        handle = self._scheduler.submit(
+        self._reads[record.index] = self._scheduler.submit(
             (self._space, record.key),
             kind=self._kind,
             placement=record.placement,
             buffer=self._buffers[record.index],
             priority=record.priority,
+            on_issued=partial(self._issued, record),
+            on_done=partial(self._finished, record),
         )
-        self._reads[record.index] = handle
-        handle.add_issued_callback(partial(self._issued, record))
-        handle.add_done_callback(partial(self._finished, record))
 
     def _issued(self, record: Record, handle: ReadHandle) -> None:
         self._residency.issued(record)

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from waste.errors import WasteError
 from waste.io.extents import Placement
 from waste.sched.priority import Priority
-from waste.sched.slots import Slot, SlotState
+from waste.sched.slots import PINNED, RESIDENT, Slot
 
 
 class Record(Slot):
@@ -30,7 +30,7 @@ class Record(Slot):
     @property
     def is_whole(self) -> bool:
         """Whether its bytes can be used."""
-        return self.state is SlotState.RESIDENT or self.state is SlotState.PINNED
+        return self.state is RESIDENT or self.state is PINNED
 
 
 class Claim:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from waste.sched.queue import Request
     from waste.sched.scheduler import ReadScheduler
 
+Callback = Callable[["ReadHandle"], None]
+
 
 class ReadHandle:
     """A read under way. Submitters of the same key have a handle each and share the read.
@@ -34,12 +36,15 @@ class ReadHandle:
         "is_dropped",
     )
 
-    def __init__(self, scheduler: ReadScheduler, request: Request) -> None:
+    def __init__(
+        self, scheduler: ReadScheduler, request: Request, on_issued: Callback | None, on_done: Callback | None
+    ) -> None:
         self._scheduler = scheduler
         self._request = request
-        self._waiters: list[asyncio.Future[None]] = []
-        self._on_issued: list[Callable[[ReadHandle], None]] = []
-        self._on_done: list[Callable[[ReadHandle], None]] = []
+        # Tuples, as most handles have at most one of each: an empty one costs nothing.
+        self._waiters: tuple[asyncio.Future[None], ...] = ()
+        self._on_issued = on_issued
+        self._on_done: tuple[Callback, ...] = () if on_done is None else (on_done,)
         self.is_cancelled = False
         self.is_done = False
         self.is_dropped = False
@@ -68,12 +73,11 @@ class ReadHandle:
         """
         if not self.is_done and not self._scheduler.is_closed:
             future = asyncio.get_running_loop().create_future()
-            self._waiters.append(future)
+            self._waiters = (*self._waiters, future)
             try:
                 await future
             finally:
-                if future in self._waiters:
-                    self._waiters.remove(future)
+                self._waiters = tuple(other for other in self._waiters if other is not future)
         if not self.is_done or isinstance(self.error, ClosedError):
             raise ClosedError("the read scheduler was closed before the read returned")
         if self.is_dropped:
@@ -82,19 +86,12 @@ class ReadHandle:
             # A fresh one each time: one object raised by several waiters would collect their tracebacks.
             raise ReadError(str(self.error), key=self.key) from self.error
 
-    def add_done_callback(self, callback: Callable[[ReadHandle], None]) -> None:
+    def add_done_callback(self, callback: Callback) -> None:
         """Call `callback(handle)` on the loop, synchronously, when the read is done; at once if it is."""
         if self.is_done:
             callback(self)
         else:
-            self._on_done.append(callback)
-
-    def add_issued_callback(self, callback: Callable[[ReadHandle], None]) -> None:
-        """Call `callback(handle)` when the device is first asked; at once if it was. It must not submit reads."""
-        if self.is_issued:
-            callback(self)
-        else:
-            self._on_issued.append(callback)
+            self._on_done = (*self._on_done, callback)
 
     def promote(self, priority: Priority) -> None:
         """Make it as urgent as `priority`, if it is less and still queued."""
@@ -111,8 +108,9 @@ class ReadHandle:
 
     def mark_issued(self, guard: Callable[[BaseException], None]) -> None:
         """For the scheduler: the device was asked. Errors of callbacks go to `guard`."""
-        callbacks, self._on_issued = self._on_issued, []
-        self._call(callbacks, guard)
+        if self._on_issued is not None:
+            callback, self._on_issued = self._on_issued, None
+            self._call((callback,), guard)
 
     def mark_done(
         self, error: WasteError | None, guard: Callable[[BaseException], None], *, is_dropped: bool = False
@@ -121,18 +119,19 @@ class ReadHandle:
         self.is_done = True
         self.is_dropped = is_dropped
         self.error = error
-        self.wake()
-        callbacks, self._on_done = self._on_done, []
+        if self._waiters:
+            self.wake()
+        callbacks, self._on_done = self._on_done, ()
         self._call(callbacks, guard)
 
     def wake(self) -> None:
         """For the scheduler: let everybody who waits look again."""
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, ()
         for future in waiters:
             if not future.done():
                 future.set_result(None)
 
-    def _call(self, callbacks: list[Callable[[ReadHandle], None]], guard: Callable[[BaseException], None]) -> None:
+    def _call(self, callbacks: tuple[Callback, ...], guard: Callable[[BaseException], None]) -> None:
         for callback in callbacks:
             try:
                 callback(self)

@@ -49,8 +49,9 @@ class Issue(NamedTuple):
 class QueueStatistics:
     """Reads and bytes are what was asked from the device, alignment included; requests may have several reads.
 
-    bytes_read: by kind. reads: by the priority they were issued at. joined: requests that found their key under
-    way. promoted: requests that moved ahead while queued. dropped: requests taken back before they were issued.
+    bytes_read: by kind. reads: by the priority they were issued at. queued: requests with something left to
+    issue. peak_requests: most that were under way, queued or in flight. joined: submits that found their key
+    under way. promoted: requests that moved ahead while queued. dropped: those taken back before they were issued.
     """
 
     bytes_read: Mapping[Kind, int]
@@ -58,7 +59,7 @@ class QueueStatistics:
     queued: int
     reads_in_flight: int
     bytes_in_flight: int
-    peak_queued: int
+    peak_requests: int
     peak_reads_in_flight: int
     peak_bytes_in_flight: int
     joined: int
@@ -85,7 +86,7 @@ class ReadQueue:
         self._next_token = 0
         self._bytes_read = dict.fromkeys(KINDS, 0)
         self._reads = [0] * len(Priority)
-        self._peak_queued = self._peak_reads = self._peak_bytes = 0
+        self._peak_requests = self._peak_reads = self._peak_bytes = 0
         self._joined = self._promoted = self._dropped = 0
 
     def submit(
@@ -110,7 +111,8 @@ class ReadQueue:
         request = Request(key, kind, placement, buffer, priority)
         self._requests[key] = request
         self._lines[priority][key] = request
-        self._peak_queued = max(self._peak_queued, self.queued)
+        if len(self._requests) > self._peak_requests:
+            self._peak_requests = len(self._requests)
         return request
 
     def promote(self, key: Hashable, priority: Priority) -> None:
@@ -136,6 +138,8 @@ class ReadQueue:
     def take(self) -> Issue:
         """Everything that may go to the device now, in order."""
         issue = Issue([], [])
+        if len(self._in_flight) >= self.queue_depth:
+            return issue
         for line in self._lines:
             while line:
                 request = next(iter(line.values()))
@@ -186,7 +190,7 @@ class ReadQueue:
             queued=self.queued,
             reads_in_flight=len(self._in_flight),
             bytes_in_flight=self._bytes_in_flight,
-            peak_queued=self._peak_queued,
+            peak_requests=self._peak_requests,
             peak_reads_in_flight=self._peak_reads,
             peak_bytes_in_flight=self._peak_bytes,
             joined=self._joined,
@@ -237,6 +241,8 @@ class ReadQueue:
             request.in_flight += 1
             self._bytes_read[request.kind] += read.length
             self._reads[request.priority] += 1
-            self._peak_reads = max(self._peak_reads, in_flight + 1)
-            self._peak_bytes = max(self._peak_bytes, self._bytes_in_flight)
+            if in_flight >= self._peak_reads:
+                self._peak_reads = in_flight + 1
+            if self._bytes_in_flight > self._peak_bytes:
+                self._peak_bytes = self._bytes_in_flight
         return True

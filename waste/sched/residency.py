@@ -7,19 +7,19 @@ simulator can drive it as well.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from waste.errors import BudgetError, WasteError
 from waste.io.extents import Placement
 from waste.sched.claim import Claim, Record
 from waste.sched.policies.base import EvictionPolicy
 from waste.sched.priority import Priority
-from waste.sched.slots import SlotState, SlotTable
+from waste.sched.slots import FREE, PINNED, QUEUED, READING, RESIDENT, SlotTable
 
 
-@dataclass(slots=True)
 class Actions:
     """What to do now, in this order.
 
@@ -28,10 +28,13 @@ class Actions:
     `record.placement` for `record.key`. wake: these claims have something new, or failed.
     """
 
-    drops: list[Record] = field(default_factory=list)
-    promotions: list[Record] = field(default_factory=list)
-    reads: list[Record] = field(default_factory=list)
-    wake: list[Claim] = field(default_factory=list)
+    __slots__ = ("drops", "promotions", "reads", "wake")
+
+    def __init__(self) -> None:
+        self.drops: list[Record] = []
+        self.promotions: list[Record] = []
+        self.reads: list[Record] = []
+        self.wake: list[Claim] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Residency:
         self._free = [self._table[index] for index in reversed(range(slots))]
         self._records: dict[Hashable, Record] = {}
         self._wanted: dict[Hashable, list[Claim]] = {}
-        self._short: dict[Claim, None] = {}
+        self._short: list[Claim] = []  # by priority, then in order of arrival
         self._claims: dict[Claim, None] = {}
         self._unasked: OrderedDict[Record, None] = OrderedDict()
         self._hits = self._joined = self._misses = self._evictions = 0
@@ -103,7 +106,7 @@ class Residency:
             claim.misses[key] = placement
             self._wanted.setdefault(key, []).append(claim)
         if missing:
-            self._short[claim] = None
+            insort(self._short, claim, key=_priority)
             self._fill(actions)
         return claim, actions
 
@@ -121,7 +124,7 @@ class Residency:
         returns, and an owner that does not wait releases what it holds or waits, and is judged then.
         """
         claim.is_waiting = True
-        if self._table.count(SlotState.PINNED) < len(self._table):
+        if self._table.count(PINNED) < len(self._table):
             return
         held = {record.index for c in self._claims if c.is_blocked for record in c.out.values()}
         if len(held) == len(self._table):
@@ -156,7 +159,7 @@ class Residency:
         claim.out.clear()
         for record in claim.coming.values():
             record.claims.remove(claim)
-            if not record.claims and record.state is SlotState.QUEUED:
+            if not record.claims and record.state is QUEUED:
                 self._vacate(record)
                 actions.drops.append(record)
         claim.coming.clear()
@@ -195,17 +198,18 @@ class Residency:
 
     def issued(self, record: Record) -> None:
         """The device was asked for the slot's read."""
-        self._table.move(record, SlotState.READING)
+        self._table.move(record, READING)
         self._unasked.pop(record, None)
         self._lookahead_issued += record.is_lookahead
 
     def finished(self, record: Record, error: WasteError | None) -> Actions:
         """The slot's read has returned, or failed: then its claims fail with `error` and the slot is free."""
         claims, record.claims = record.claims, []
-        actions = Actions(wake=claims)
+        actions = Actions()
+        actions.wake = claims
         key = record.key
         if error is None:
-            self._table.move(record, SlotState.RESIDENT)
+            self._table.move(record, RESIDENT)
         else:
             self._vacate(record)
         for claim in claims:
@@ -224,13 +228,13 @@ class Residency:
         count, peak = self._table.count, self._table.peak
         return CacheStatistics(
             slots=len(self._table),
-            free=count(SlotState.FREE),
-            queued=count(SlotState.QUEUED),
-            reading=count(SlotState.READING),
-            resident=count(SlotState.RESIDENT),
-            pinned=count(SlotState.PINNED),
-            peak_reading=peak(SlotState.READING),
-            peak_pinned=peak(SlotState.PINNED),
+            free=count(FREE),
+            queued=count(QUEUED),
+            reading=count(READING),
+            resident=count(RESIDENT),
+            pinned=count(PINNED),
+            peak_reading=peak(READING),
+            peak_pinned=peak(PINNED),
             hits=self._hits,
             joined=self._joined,
             misses=self._misses,
@@ -250,8 +254,8 @@ class Residency:
         count = self._table.count
         laws = {
             "pins are what claims hold": pins == [record.pins for record in records],
-            "free slots are listed": {r for r in records if r.state is SlotState.FREE} == set(self._free)
-            and len(self._free) == count(SlotState.FREE),
+            "free slots are listed": {r for r in records if r.state is FREE} == set(self._free)
+            and len(self._free) == count(FREE),
             "keys map to their slots": all(r.key == k for k, r in self._records.items())
             and len(self._records) + len(self._free) == len(records),
             "keys of a claim are all accounted for": all(self._is_complete(claim) for claim in self._claims),
@@ -266,12 +270,13 @@ class Residency:
                 for key, claims in self._wanted.items()
             )
             and {key for claim in self._claims for key in claim.misses} == self._wanted.keys(),
-            "claims with misses are in line": {c for c in self._claims if c.misses} == self._short.keys(),
+            "claims with misses are in line": [c for c in sorted(self._claims, key=_priority) if c.misses]
+            == self._short,
             "unasked lookahead is queued": all(
-                r.state is SlotState.QUEUED and r.is_lookahead and not r.claims for r in self._unasked
+                r.state is QUEUED and r.is_lookahead and not r.claims for r in self._unasked
             ),
             "nobody is short while there is room": not self._short
-            or not (self._free or count(SlotState.RESIDENT) or self._unasked),
+            or not (self._free or count(RESIDENT) or self._unasked),
         }
         broken = [law for law, holds in laws.items() if not holds]
         if broken:
@@ -286,34 +291,33 @@ class Residency:
             self._joined += 1
             record.claims.append(claim)
             claim.coming[record.key] = record
-            if record.state is SlotState.QUEUED and claim.priority < record.priority:
+            if record.state is QUEUED and claim.priority < record.priority:
                 record.priority = claim.priority
                 actions.promotions.append(record)
         if record.is_lookahead:
             record.is_lookahead = False
             self._unasked.pop(record, None)
-            self._lookahead_used += record.state is not SlotState.QUEUED
+            self._lookahead_used += record.state is not QUEUED
 
     def _fill(self, actions: Actions) -> None:
         """Give slots to claims that are short of them, as long as there are any."""
         while self._short:
-            claim = min(self._short, key=lambda short: short.priority)
             record = self._room(actions, for_lookahead=False)
             if record is None:
                 return
-            key, placement = next(iter(claim.misses.items()))
+            key, placement = next(iter(self._short[0].misses.items()))
             claims = self._wanted.pop(key)
             for other in claims:
                 del other.misses[key]
                 other.coming[key] = record
                 if not other.misses:
-                    del self._short[other]
+                    self._short.remove(other)
             record.claims = claims
-            self._assign(record, key, placement, min(c.priority for c in claims), actions)
+            self._assign(record, key, placement, min(map(_priority, claims)), actions)
 
     def _room(self, actions: Actions, *, for_lookahead: bool) -> Record | None:
         """Take a slot that is FREE or can be made so; None if there is none to be had now."""
-        if not self._free and self._table.count(SlotState.RESIDENT):
+        if not self._free and self._table.count(RESIDENT):
             key = self._policy.victim(self._is_evictable)
             if key is None or not self._is_evictable(key):
                 raise RuntimeError(f"the eviction policy chose {key!r} although other keys can be evicted")
@@ -328,7 +332,7 @@ class Residency:
     def _assign(
         self, record: Record, key: Hashable, placement: Placement, priority: Priority, actions: Actions
     ) -> None:
-        self._table.move(record, SlotState.QUEUED)
+        self._table.move(record, QUEUED)
         self._records[key] = record
         record.key, record.placement, record.priority = key, placement, priority
         self._policy.insert(key)
@@ -336,7 +340,7 @@ class Residency:
 
     def _vacate(self, record: Record) -> None:
         """Make a slot FREE and forget its key."""
-        self._table.move(record, SlotState.FREE)
+        self._table.move(record, FREE)
         self._unasked.pop(record, None)
         del self._records[record.key]
         self._policy.remove(record.key)
@@ -350,12 +354,13 @@ class Residency:
             if not claims:
                 del self._wanted[key]
                 self._policy.remove(key)
-        claim.misses.clear()
-        self._short.pop(claim, None)
+        if claim.misses:
+            claim.misses.clear()
+            self._short.remove(claim)
 
     def _is_evictable(self, key: Hashable) -> bool:
         record = self._records.get(key)
-        return record is not None and record.state is SlotState.RESIDENT
+        return record is not None and record.state is RESIDENT
 
     @staticmethod
     def _is_complete(claim: Claim) -> bool:
@@ -364,3 +369,7 @@ class Residency:
         total = sum(map(len, groups))
         whole = total + claim.released == len(claim.keys) or claim.error is not None
         return len(known) == total and known <= set(claim.keys) and whole
+
+
+def _priority(claim: Claim) -> Priority:
+    return claim.priority

@@ -18,7 +18,7 @@ from waste.sched.handle import ReadHandle
 from waste.sched.priority import Priority
 from waste.sched.ring_plan import TileSlot, plan_ring, walk_order
 from waste.sched.scheduler import ReadScheduler
-from waste.sched.slots import SlotState, SlotTable
+from waste.sched.slots import FREE, PINNED, QUEUED, READING, RESIDENT, SlotTable
 
 
 def pinned_bytes(tiles: Sequence[Placement], *, pinned: int) -> int:
@@ -114,7 +114,7 @@ class TrunkRing:
             self._failed.clear()
             self._cursor = 0
             for index in range(self._pinned):
-                if self._table[index].state is SlotState.FREE:
+                if self._table[index].state is FREE:
                     self._start(self._table[index], index)
             self._advance()
 
@@ -138,7 +138,7 @@ class TrunkRing:
         self._acquired += 1
         self._cursor = index
         slot = self._slot_of[index]
-        if slot is None or slot.state is not SlotState.RESIDENT:
+        if slot is None or slot.state is not RESIDENT:
             self._stalled += 1
             slot = await self._wait_for(index)
         else:
@@ -170,7 +170,7 @@ class TrunkRing:
         self._waiters.clear()
         with self._scheduler.batch():
             for index in range(len(self._table)):
-                if self._table[index].state is SlotState.QUEUED:
+                if self._table[index].state is QUEUED:
                     self._clear(self._table[index])
         self._free_memory()
 
@@ -181,11 +181,11 @@ class TrunkRing:
             tiles=len(self._tiles),
             pinned_tiles=self._pinned,
             slots=len(self._ring),
-            queued=count(SlotState.QUEUED),
-            reading=count(SlotState.READING),
-            resident=count(SlotState.RESIDENT),
-            held=count(SlotState.PINNED),
-            peak_reading=self._table.peak(SlotState.READING),
+            queued=count(QUEUED),
+            reading=count(READING),
+            resident=count(RESIDENT),
+            held=count(PINNED),
+            peak_reading=self._table.peak(READING),
             acquired=self._acquired,
             stalled=self._stalled,
             read=self._read,
@@ -196,19 +196,19 @@ class TrunkRing:
         """Raises RuntimeError unless slots, tiles, holders and reads agree."""
         self._table.check_integrity()
         slots = [self._table[index] for index in range(len(self._table))]
-        under_way = {SlotState.QUEUED, SlotState.READING}
+        under_way = {QUEUED, READING}
         placed = {slot.tile: slot for slot in slots if slot.tile is not None}
         laws = {
             "tiles map to their slots": placed
             == {index: slot for index, slot in enumerate(self._slot_of) if slot is not None},
             "free slots of the ring have no tile": all(
-                (slot.state is SlotState.FREE) == (slot.tile is None) for slot in self._ring
+                (slot.state is FREE) == (slot.tile is None) for slot in self._ring
             ),
             "held tiles are the pinned slots": self._held.keys()
-            == {slot.tile for slot in slots if slot.state is SlotState.PINNED},
+            == {slot.tile for slot in slots if slot.state is PINNED},
             "slots under way have a read": all((s.read is not None) == (s.state in under_way) for s in slots),
             "nobody waits for what is there": not any(
-                slot.state is SlotState.RESIDENT and slot.tile in self._waiters for slot in slots
+                slot.state is RESIDENT and slot.tile in self._waiters for slot in slots
             ),
         }
         broken = [law for law, holds in laws.items() if not holds]
@@ -220,10 +220,11 @@ class TrunkRing:
         future: asyncio.Future[WasteError | None] = asyncio.get_running_loop().create_future()
         self._waiters[index] = future
         try:
+            slot = self._slot_of[index]
             with self._scheduler.batch():
-                self._advance()
-                slot = self._slot_of[index]
-                if slot is not None and slot.read is not None:
+                if slot is None or slot.read is None:
+                    self._advance()
+                elif slot.state is QUEUED:
                     slot.read.promote(Priority.DEMAND)
             error = await future
         except BaseException:
@@ -251,9 +252,9 @@ class TrunkRing:
         if self._is_closed or self._scheduler.is_closed:
             return
         for index in self._waiters:
-            if index < self._pinned and self._table[index].state is SlotState.FREE:
+            if index < self._pinned and self._table[index].state is FREE:
                 self._start(self._table[index], index)
-        if len(self._ring) == len(self._tiles) - self._pinned and not self._table.count(SlotState.FREE):
+        if len(self._ring) == len(self._tiles) - self._pinned and not self._table.count(FREE):
             return  # every tile has its slot
         order = walk_order(self._cursor, first=self._pinned, total=len(self._tiles))
         waited = [index for index in self._waiters if index >= self._pinned]
@@ -261,8 +262,13 @@ class TrunkRing:
             self._clear(slot)
             self._start(slot, tile)
 
+    def _is_ahead(self, tile: int) -> bool:
+        """Whether it is pinned, or one of the next tiles of the walk, as many as the ring has slots."""
+        others = len(self._tiles) - self._pinned
+        return tile < self._pinned or (tile - max(self._cursor, self._pinned)) % others < len(self._ring)
+
     def _start(self, slot: TileSlot, tile: int) -> None:
-        self._table.move(slot, SlotState.QUEUED)
+        self._table.move(slot, QUEUED)
         slot.tile = tile
         self._slot_of[tile] = slot
         slot.read = self._scheduler.submit(
@@ -271,17 +277,17 @@ class TrunkRing:
             placement=self._tiles[tile],
             buffer=self._arrays[slot.index].data,
             priority=Priority.DEMAND if tile in self._waiters else Priority.RING,
+            on_issued=partial(self._issued, slot),
+            on_done=partial(self._finished, slot),
         )
-        slot.read.add_issued_callback(partial(self._issued, slot))
-        slot.read.add_done_callback(partial(self._finished, slot))
 
     def _clear(self, slot: TileSlot) -> None:
         """Make a slot FREE that is FREE, QUEUED or RESIDENT."""
-        if slot.state is SlotState.FREE:
+        if slot.state is FREE:
             return
         if slot.read is not None:
             slot.read.cancel()
-        self._table.move(slot, SlotState.FREE)
+        self._table.move(slot, FREE)
         self._forget(slot)
 
     def _forget(self, slot: TileSlot) -> None:
@@ -291,7 +297,7 @@ class TrunkRing:
             slot.tile = None
 
     def _issued(self, slot: TileSlot, handle: ReadHandle) -> None:
-        self._table.move(slot, SlotState.READING)
+        self._table.move(slot, READING)
 
     def _finished(self, slot: TileSlot, handle: ReadHandle) -> None:
         if handle.is_dropped:
@@ -304,17 +310,18 @@ class TrunkRing:
         if handle.error is None:
             self._read += 1
             slot.read = None
-            self._table.move(slot, SlotState.RESIDENT)
+            self._table.move(slot, RESIDENT)
             if future is not None:
                 self._hold(slot, future)
         else:
             self._failures += 1
-            self._table.move(slot, SlotState.FREE)
+            self._table.move(slot, FREE)
             self._forget(slot)
             self._failed[tile] = None if future is not None else handle.error
         if future is not None:
             future.set_result(handle.error)
-        self._advance()
+        if self._waiters or handle.error is not None or not self._is_ahead(tile):
+            self._advance()  # else the slot stays as it is, and nobody needs another
         if self._is_closed:
             self._free_memory()
 
@@ -337,7 +344,7 @@ class TrunkRing:
 
     def _free_memory(self) -> None:
         count = self._table.count
-        if count(SlotState.QUEUED) + count(SlotState.READING) == 0:
+        if count(QUEUED) + count(READING) == 0:
             self._arrays.clear()
             for arena in self._arenas:
                 arena.close()

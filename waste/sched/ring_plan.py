@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from waste.sched.handle import ReadHandle
-from waste.sched.slots import Slot, SlotState
+from waste.sched.slots import PINNED, READING, Slot
 
 
 class TileSlot(Slot):
@@ -50,7 +50,7 @@ def plan_ring(
     fixed = set()
     usable = []
     for slot in slots:
-        if slot.state is SlotState.READING or slot.state is SlotState.PINNED:
+        if slot.state is READING or slot.state is PINNED:
             fixed.add(slot.tile)
         else:
             usable.append(slot)

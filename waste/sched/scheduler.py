@@ -12,7 +12,7 @@ from waste.errors import ClosedError, WasteError
 from waste.io.backends.base import Backend, Completion
 from waste.io.extents import Placement
 from waste.io.files import FileSet
-from waste.sched.handle import ReadHandle
+from waste.sched.handle import Callback, ReadHandle
 from waste.sched.priority import Kind, Priority
 from waste.sched.queue import QueueStatistics, ReadQueue, Request
 
@@ -57,6 +57,7 @@ class ReadScheduler:
         self._batch = _Batch(self)
         self._is_started = False
         self._is_closed = False
+        self._is_changed = False  # whether the queue may have something to issue
         self._completed = self._failed = self._batches = 0
         self._io_wait_s = 0.0
 
@@ -71,9 +72,20 @@ class ReadScheduler:
         self._is_started = True
 
     def submit(
-        self, key: Hashable, *, kind: Kind, placement: Placement, buffer: memoryview, priority: Priority
+        self,
+        key: Hashable,
+        *,
+        kind: Kind,
+        placement: Placement,
+        buffer: memoryview,
+        priority: Priority,
+        on_issued: Callback | None = None,
+        on_done: Callback | None = None,
     ) -> ReadHandle:
         """Queue a read, or join the one of the same key that is under way (see `ReadQueue.submit`).
+
+        on_issued: called with the handle when the device is first asked, if it was not before; it must not
+        submit reads. on_done: as `ReadHandle.add_done_callback`.
 
         Raises ClosedError before `start` and after `close`, ValueError if the buffer is too small or there is
         nothing to read.
@@ -82,8 +94,9 @@ class ReadScheduler:
             raise ClosedError(f"the read scheduler {'was closed' if self._is_closed else 'is not running'}")
         with self._batch:
             request = self._queue.submit(key, kind=kind, placement=placement, buffer=buffer, priority=priority)
-            handle = ReadHandle(self, request)
+            handle = ReadHandle(self, request, on_issued, on_done)
             self._handles.setdefault(key, []).append(handle)
+            self._is_changed = True
         return handle
 
     def batch(self) -> _Batch:
@@ -93,7 +106,9 @@ class ReadScheduler:
     def promote(self, handle: ReadHandle, priority: Priority) -> None:
         """See `ReadHandle.promote`."""
         if not handle.is_done:
-            self._queue.promote(handle.key, priority)
+            with self._batch:
+                self._queue.promote(handle.key, priority)
+                self._is_changed = True
 
     def drop_if_unwanted(self, handle: ReadHandle) -> bool:
         """See `ReadHandle.cancel`."""
@@ -103,6 +118,7 @@ class ReadScheduler:
         if not all(other.is_cancelled for other in handles) or not self._queue.drop(handle.key):
             return False
         del self._handles[handle.key]
+        self._is_changed = True
         with self._batch:
             for other in handles:
                 other.mark_done(None, self._report, is_dropped=True)
@@ -149,7 +165,8 @@ class ReadScheduler:
     def issue(self) -> None:
         """For the end of a batch: give the backend what the queue lets go."""
         # A backend that returns reads while they are being submitted makes room for more: go on until none.
-        while not self._is_closed:
+        while self._is_changed and not self._is_closed:
+            self._is_changed = False
             ops, started = self._queue.take()
             if not ops:
                 return
@@ -161,6 +178,7 @@ class ReadScheduler:
     def _deliver(self, completions: list[Completion]) -> None:
         with self._batch:
             self._batches += 1
+            self._is_changed = True
             for completion in completions:
                 self._completed += 1
                 self._failed += completion.error is not None

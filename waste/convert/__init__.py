@@ -1,0 +1,1 @@
+"""Making model files: synthetic checkpoints in the published layout."""
