@@ -178,7 +178,7 @@ class Engine:
         session = self.session()
         try:
             check_room(session, checked)
-            chunk = min(opened.chunk, opened.loop.max_logit_rows)
+            chunk = min(opened.sizes.chunk, opened.sizes.logit_rows)
             for begin in range(0, len(checked), chunk):
                 part = checked[begin : begin + chunk]
                 for row in await opened.loop.step(session, part, wanted=len(part), tap=tap):

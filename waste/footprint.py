@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from waste.io.extents import place
+from waste.io.extents import Extent, place
 from waste.io.source import WeightSource
 from waste.model.bundle import ModelBundle
 from waste.model.decoder import Decoder
@@ -17,46 +17,72 @@ INTERPRETER_BYTES = 256 * MIB
 """Python with every import and all kernels, compiled in this process: measured at 221 MiB, see measurements."""
 TOKENIZER_BYTES_PER_TOKEN = 400
 """Measured: 60 MiB for the 163,584 ranks of K3."""
-INDEX_BYTES_PER_TENSOR = 600
+INDEX_BYTES_PER_TENSOR = 1000
+INDEX_BYTES_PER_EXPERT_TENSOR = 24
 RECORD_GAP = 64 * 1024
 """Unwanted bytes read along inside a record rather than asking twice."""
-DEFAULT_CHUNK = 64
-DEFAULT_SESSIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """How large a step may be: tokens of all sessions together, rows of logits, prompts at once."""
+    """How large a step may be. chunk: prompt tokens of one session. sessions: how many may be open.
 
-    tokens: int
-    logit_rows: int
+    logit_rows: rows of logits of one step.
+    """
+
+    chunk: int
     sessions: int
-    spares: int
+    logit_rows: int
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the largest batch: one session's chunk and a token of each other."""
+        return self.chunk + self.sessions - 1
+
+    @property
+    def spares(self) -> int:
+        """Second recurrent states: one, for a chunk of several tokens."""
+        return int(self.chunk > 1)
 
 
-def step_sizes(settings: Settings, vocab_size: int) -> StepSizes:
-    """From settings: the chunk length, and as many logit rows as fit 64 MiB."""
-    chunk = min(settings.prefill_chunk or DEFAULT_CHUNK, settings.context)
-    sessions = settings.sessions or DEFAULT_SESSIONS
-    tokens = chunk + sessions - 1
-    return StepSizes(
-        tokens=tokens,
-        logit_rows=max(sessions, min(tokens, 64 * MIB // (4 * vocab_size))),
-        sessions=sessions,
-        spares=1 if chunk > 1 else 0,
-    )
+LADDER = ((64, 4), (64, 1), (16, 1), (4, 1), (1, 1))
+"""(chunk, sessions) from comfortable to least."""
+COMFORT = 4
+"""A step's memory may take one part in so many of the budget before a smaller one is chosen."""
+
+
+def step_ladder(settings: Settings, vocab_size: int) -> list[StepSizes]:
+    """The step sizes to try, largest first; settings that name a size leave it no choice."""
+    ladder: list[StepSizes] = []
+    for chunk, sessions in LADDER:
+        chunk = min(settings.prefill_chunk or chunk, settings.context)
+        sessions = settings.sessions or sessions
+        rows = max(sessions, min(chunk, 64 * MIB // (4 * vocab_size)))
+        sizes = StepSizes(chunk=chunk, sessions=sessions, logit_rows=rows)
+        if sizes not in ladder:
+            ladder.append(sizes)
+    return ladder
 
 
 def record_slot_bytes(source: WeightSource, align: int) -> int:
     """A slot that any expert's record fits, wherever it lies in its blocks; 0 without experts."""
     return max(
         (
-            place(source.record(number, index), align=align, max_gap=RECORD_GAP).buffer_bytes
+            _placed_bytes(source.record(number, index), align)
             for number, bank in source.banks.items()
             for index in range(bank.records)
         ),
         default=0,
     )
+
+
+def _placed_bytes(record: tuple[Extent, ...], align: int) -> int:
+    """Buffer for a record; for one contiguous run, the usual case, without placing it."""
+    first = min(extent.offset for extent in record)
+    last = max(extent.end for extent in record)
+    if last - first == sum(extent.length for extent in record) and len({extent.file for extent in record}) == 1:
+        return -(-last // align) * align - first // align * align
+    return place(record, align=align, max_gap=RECORD_GAP).buffer_bytes
 
 
 def make_demand(
@@ -66,9 +92,11 @@ def make_demand(
     config, source = bundle.config, bundle.source
     shape = StateShape.of(config, settings.context)
     records = sum(bank.records for number, bank in source.banks.items() if config.is_moe(number))
+    parts = max((len(bank.parts) for bank in source.banks.values()), default=0)
+    moe = config.moe
     fixed = {
         "interpreter": INTERPRETER_BYTES,
-        "index": INDEX_BYTES_PER_TENSOR * (len(source.tensors) + 6 * records),
+        "index": INDEX_BYTES_PER_TENSOR * len(source.tensors) + INDEX_BYTES_PER_EXPERT_TENSOR * parts * records,
         "tokenizer": TOKENIZER_BYTES_PER_TOKEN * config.vocab_size if bundle.tokenizer else 0,
         "state": sizes.sessions * (shape.recurrent_bytes + shape.small_bytes),
         "state_copies": sizes.spares * shape.recurrent_bytes,
@@ -77,10 +105,12 @@ def make_demand(
         "logits": 4 * config.vocab_size * sizes.logit_rows,
         "embedding": sizes.tokens * decoder.embedding.slot_bytes,
     }
+    layers = sum(map(config.is_moe, range(config.num_hidden_layers)))
     return Demand(
         fixed=fixed,
         tiles=layout.placements,
-        record_bytes=record_slot_bytes(source, align=4096) if records else 0,
+        record_bytes=record_slot_bytes(source, decoder.align) if records else 0,
         records=records,
-        layer_records=min(config.moe.top_k * sizes.tokens, config.moe.num_experts) if config.moe else 0,
+        layer_records=moe.top_k if moe else 0,
+        token_records=moe.top_k * layers if moe else 0,
     )

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast, get_args
 
+from waste.blueprint import COMPUTE_THREADS, Blueprint, draw
 from waste.errors import InputError
-from waste.footprint import RECORD_GAP, StepSizes, make_demand, step_sizes
+from waste.footprint import RECORD_GAP, StepSizes
 from waste.generate import Generator
 from waste.io import backends
 from waste.io.arena import Arena
@@ -20,18 +21,17 @@ from waste.kernels import KERNEL_SETS, KernelSet, load_kernels, prepare
 from waste.kernels.workers import Workers
 from waste.model.bundle import ModelBundle, load_bundle
 from waste.model.compute import Compute
-from waste.model.decoder import Decoder, StepMemory
-from waste.model.layout import TrunkLayout, lay_out
+from waste.model.decoder import StepMemory
 from waste.model.scratch import Scratch
-from waste.model.state import SessionState, SparePool, StateShape
-from waste.process import physical_memory_bytes, usable_cores
+from waste.model.state import SessionState, SparePool
+from waste.process import usable_cores
 from waste.sched import policies
 from waste.sched.cache import ExpertCache
-from waste.sched.plan import Plan, make_plan
+from waste.sched.plan import Plan
 from waste.sched.queue import ReadQueue
 from waste.sched.ring import TrunkRing
 from waste.sched.scheduler import ReadScheduler
-from waste.settings import GIB, MIB, Settings
+from waste.settings import MIB, Settings
 from waste.stats import EngineStatistics
 from waste.step_loop import StepLoop
 
@@ -39,30 +39,36 @@ Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
 
 BYTES_IN_FLIGHT = 256 * MIB
-DEFAULT_RAM = 8 * GIB  # where the system does not say how much there is
-COMPUTE_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     """Everything an open engine has. What must be closed is on the exit stack it was opened with."""
 
-    bundle: ModelBundle
-    plan: Plan
-    sizes: StepSizes
-    chunk: int
+    drawn: Blueprint
     loop: StepLoop
     generator: Generator
     memory: StepMemory
     scheduler: ReadScheduler
     workers: Workers
     files: FileSet
-    shape: StateShape
     backend: str
+
+    @property
+    def bundle(self) -> ModelBundle:
+        return self.drawn.bundle
+
+    @property
+    def sizes(self) -> StepSizes:
+        return self.drawn.sizes
+
+    @property
+    def plan(self) -> Plan:
+        return self.drawn.plan
 
     def new_state(self) -> SessionState:
         """Memory for one more session."""
-        return SessionState(self.shape)
+        return SessionState(self.drawn.shape)
 
     def statistics(self, *, peak_rss_bytes: int, sessions_open: int) -> EngineStatistics:
         reads = self.scheduler.statistics()
@@ -92,36 +98,24 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
 
     Raises InputError, ModelError, UnsupportedError, BudgetError or ReadError.
     """
-    threads = settings.compute_threads or min(usable_cores(), COMPUTE_THREADS)
-    workers = Workers(threads)
+    workers = Workers(settings.compute_threads or min(usable_cores(), COMPUTE_THREADS))
     stack.callback(workers.close)
     compute = Compute(workers)
-    bundle = await _on_worker(compute, lambda _: load_bundle(path))
+    drawn = await _on_worker(compute, lambda _: draw(load_bundle(path), settings))
     kernels = await _on_worker(compute, lambda check: _prepare_kernels(settings.compute_kernels, progress, check))
-    align = FileSet.alignment
-    decoder = Decoder(bundle.config, bundle.source, kernels, align)
-    layout = lay_out(decoder.uses(), bundle.source.tensors, tile_bytes=max(1, settings.trunk_tile), align=align)
-    sizes = step_sizes(settings, bundle.config.vocab_size)
-    demand = make_demand(bundle, decoder, layout, settings, sizes, threads)
-    budget = settings.ram or (physical_memory_bytes() or DEFAULT_RAM) // 8 * 7
-    plan = make_plan(demand, budget=budget, trunk=settings.trunk, experts=settings.experts)
-
-    shape = StateShape.of(bundle.config, settings.context)
     backend = backends.create(settings.io_backend, queue_depth=settings.io_queue_depth)
-    files = FileSet(bundle.source.paths, direct=_direct_mode(settings.io_direct))
+    files = FileSet(drawn.bundle.source.paths, direct=_direct_mode(settings.io_direct))
     queue = ReadQueue(queue_depth=settings.io_queue_depth, max_bytes_in_flight=BYTES_IN_FLIGHT)
     scheduler = ReadScheduler(backend, queue)
     stack.push_async_callback(scheduler.close)
     await scheduler.start(files)
-    memory = _allocate(stack, settings, bundle, decoder, layout, plan, sizes, scheduler, compute, kernels, shape)
-    loop = StepLoop(decoder, memory, max_tokens=sizes.tokens, max_logit_rows=sizes.logit_rows)
+    memory = _allocate(stack, settings, drawn, scheduler, compute, kernels)
+    sizes = drawn.sizes
+    loop = StepLoop(drawn.decoder, memory, max_tokens=sizes.tokens, max_logit_rows=sizes.logit_rows)
     group = await stack.enter_async_context(asyncio.TaskGroup())
     loop.start(group)
-    chunk = min(settings.prefill_chunk or sizes.tokens - sizes.sessions + 1, sizes.tokens)
-    generator = Generator(loop, compute, kernels, bundle.tokenizer, chunk)
-    return Opened(
-        bundle, plan, sizes, chunk, loop, generator, memory, scheduler, workers, files, shape, settings.io_backend
-    )
+    generator = Generator(loop, compute, kernels, drawn.bundle.tokenizer, sizes.chunk)
+    return Opened(drawn, loop, generator, memory, scheduler, workers, files, settings.io_backend)
 
 
 async def _on_worker(compute: Compute, work: Callable[[Callable[[], None]], T]) -> T:
@@ -161,18 +155,14 @@ def _prepare_kernels(name: str, progress: Progress, check: Callable[[], None]) -
 def _allocate(
     stack: AsyncExitStack,
     settings: Settings,
-    bundle: ModelBundle,
-    decoder: Decoder,
-    layout: TrunkLayout,
-    plan: Plan,
-    sizes: StepSizes,
+    drawn: Blueprint,
     scheduler: ReadScheduler,
     compute: Compute,
     kernels: KernelSet,
-    shape: StateShape,
 ) -> StepMemory:
     """Everything the plan counted but the sessions' own memory."""
-    source, align = bundle.source, FileSet.alignment
+    source, layout, plan, sizes = drawn.bundle.source, drawn.layout, drawn.plan, drawn.sizes
+    align, embedding = drawn.decoder.align, drawn.decoder.embedding
 
     def place_record(key: Hashable) -> Placement:
         assert isinstance(key, tuple)
@@ -191,9 +181,9 @@ def _allocate(
     embeddings = ExpertCache(
         scheduler,
         slots=sizes.tokens,
-        slot_bytes=decoder.embedding.slot_bytes,
+        slot_bytes=embedding.slot_bytes,
         policy=policies.create("lru"),
-        place=decoder.embedding.place,
+        place=embedding.place,
         kind="embedding",
     )
     stack.callback(embeddings.close)
@@ -204,7 +194,7 @@ def _allocate(
         ring=ring,
         experts=experts,
         embeddings=embeddings,
-        spares=SparePool(shape, sizes.spares),
+        spares=SparePool(drawn.shape, sizes.spares),
         scratch=Scratch(scratch),
         compute=compute,
         kernels=kernels,

@@ -11,6 +11,7 @@ from typing import Any
 from waste.errors import InputError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+DEFAULT_CONTEXT = 4096
 _UNITS = {"": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
@@ -22,7 +23,7 @@ class Settings:
     ram: int | None = None
     trunk: int | None = None
     experts: int | None = None
-    context: int = 4096
+    context: int = DEFAULT_CONTEXT
     sessions: int | None = None
     trunk_tile: int = 64 * MIB
     io_backend: str = "auto"

@@ -34,7 +34,8 @@ class Bench:
         self.reading: list[Record] = []
         self.order: list[Hashable] = []  # keys in the order reads were submitted
 
-    def do(self, actions: Actions) -> Actions:
+    def do(self, actions: Actions | None) -> Actions:
+        actions = actions or Actions()
         for record in actions.drops:
             self.queued.remove(record)
         for record in actions.reads:

@@ -26,8 +26,9 @@ from waste.sched.ring import TrunkRing
 class Decoder:
     """The layers of a model. It knows sizes and names; bytes and threads come with each step."""
 
-    def __init__(self, config: ModelConfig, source: WeightSource, kernels: KernelSet, align: int) -> None:
+    def __init__(self, config: ModelConfig, source: WeightSource, align: int) -> None:
         self.config = config
+        self.align = align
         self._residuals = Residuals(config)
         model = f"{config.prefix}model."
         self._norm = f"{model}norm.weight"
@@ -38,7 +39,7 @@ class Decoder:
         self._layers: list[Layer] = []
         counts = [0, 0]
         for layer, is_kda in enumerate(config.layer_is_kda):
-            self._layers.append(Layer(config, layer, counts[is_kda], source.tensors, source.banks, kernels))
+            self._layers.append(Layer(config, layer, counts[is_kda], source.tensors, source.banks))
             counts[is_kda] += 1
 
     def uses(self) -> Iterator[Use]:

@@ -114,16 +114,16 @@ def sort_by_expert(ids: IntArray, rows: IntArray) -> list[ExpertWork]:
 class ExpertMath:
     """An expert's MLP: w2·act(w1·x, w3·x), one compute thread, straight from the record's bytes."""
 
-    def __init__(self, layer: int, record: RecordLayout, activation: Activation, kernels: KernelSet) -> None:
+    def __init__(self, layer: int, record: RecordLayout, activation: Activation) -> None:
         self._layer = layer
         self._record = record
-        self._kernels = kernels
         self._kind = activation_kind(activation)
         self._beta = activation.beta
         self._linear_beta = activation.linear_beta or 0.0
 
     def answer(
         self,
+        kernels: KernelSet,
         work: ExpertWork,
         data: Buffer,
         placement: Placement,
@@ -141,24 +141,27 @@ class ExpertMath:
         np.take(x, work.tokens, axis=0, out=gathered, mode="clip")
         record, starts = self._record, placement.starts
         for matrix in (record.gate, record.up, record.down):
-            self._check_scales(work.expert, matrix, data, starts, buffers.bad_scale[worker])
-        self._multiply(record.gate, data, starts, gathered, gate)
-        self._multiply(record.up, data, starts, gathered, up)
-        self._kernels.activate(gate, up, self._kind, self._beta, self._linear_beta, 0, gate.shape[1])
-        self._multiply(record.down, data, starts, gate, answers[work.first : work.first + count])
+            self._check_scales(kernels, work.expert, matrix, data, starts, buffers.bad_scale[worker])
+        self._multiply(kernels, record.gate, data, starts, gathered, gate)
+        self._multiply(kernels, record.up, data, starts, gathered, up)
+        kernels.activate(gate, up, self._kind, self._beta, self._linear_beta, 0, gate.shape[1])
+        self._multiply(kernels, record.down, data, starts, gate, answers[work.first : work.first + count])
 
-    def _multiply(self, matrix: MatrixParts, data: Buffer, starts: Sequence[int], x: FloatArray, y: FloatArray) -> None:
+    def _multiply(
+        self, kernels: KernelSet, matrix: MatrixParts, data: Buffer, starts: Sequence[int], x: FloatArray, y: FloatArray
+    ) -> None:
         scale_at = starts[matrix.scales] if matrix.scales >= 0 else 0
-        product = self._kernels.formats[matrix.format.name].product
+        product = kernels.formats[matrix.format.name].product
         product(data, starts[matrix.weights], scale_at, matrix.columns, 0, matrix.rows, x, y, 0)
 
     def _check_scales(
-        self, expert: int, matrix: MatrixParts, data: Buffer, starts: Sequence[int], found: IntArray
+        self, kernels: KernelSet, expert: int, matrix: MatrixParts, data: Buffer, starts: Sequence[int], found: IntArray
     ) -> None:
-        find = self._kernels.formats[matrix.format.name].find_bad_scale
+        find = kernels.formats[matrix.format.name].find_bad_scale
         if find is None:
             return
-        find(data, starts[matrix.scales], matrix.rows * matrix.format.scale_bytes(matrix.columns), found, 0)
+        count = matrix.rows * matrix.format.scale_bytes(matrix.columns)
+        find(data, starts[matrix.scales], count, found, 0)
         if found[0] >= 0:
             raise DamagedError(
                 f"layer {self._layer}, expert {expert}: scale {found[0]} of {matrix.name} is 255, which is not a "

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from waste.io.source import Bank, TensorInfo
-from waste.kernels import KernelSet
 from waste.model.config import ModelConfig
 from waste.model.kda import KdaLayer
 from waste.model.layout import Use
@@ -41,7 +40,6 @@ class Layer:
         index: int,
         tensors: Mapping[str, TensorInfo],
         banks: Mapping[int, Bank],
-        kernels: KernelSet,
     ) -> None:
         self.index = layer
         self._eps = config.rms_norm_eps
@@ -55,7 +53,7 @@ class Layer:
         self.ffn: MoeLayer | GatedMlp
         if config.moe is not None and config.is_moe(layer):
             prefix = self.prefix + "block_sparse_moe."
-            self.ffn = MoeLayer(config, config.moe, layer, prefix, banks[layer], kernels)
+            self.ffn = MoeLayer(config, config.moe, layer, prefix, banks[layer])
         else:
             self.ffn = GatedMlp(config.activation, self.prefix + "mlp.", config.intermediate_size)
 

@@ -10,7 +10,6 @@ from functools import partial
 from waste.errors import ReadError
 from waste.io.extents import Placement
 from waste.io.source import Bank
-from waste.kernels import KernelSet
 from waste.model.config import ModelConfig, MoeConfig
 from waste.model.experts import ExpertMath, ExpertWork, RecordLayout, ThreadBuffers, expert_key, sort_by_expert
 from waste.model.layout import Use
@@ -46,15 +45,13 @@ class _Buffers:
 class MoeLayer:
     """`prefix` ends in "block_sparse_moe."; `cache` holds the layer's records under `expert_key`."""
 
-    def __init__(
-        self, config: ModelConfig, moe: MoeConfig, layer: int, prefix: str, bank: Bank, kernels: KernelSet
-    ) -> None:
+    def __init__(self, config: ModelConfig, moe: MoeConfig, layer: int, prefix: str, bank: Bank) -> None:
         self._moe = moe
         self._hidden = config.hidden_size
         self._eps = config.rms_norm_eps
         self._layer = layer
         self._prefix = prefix
-        self._math = ExpertMath(layer, RecordLayout.of(bank), config.activation, kernels)
+        self._math = ExpertMath(layer, RecordLayout.of(bank), config.activation)
         self._shared = (
             GatedMlp(config.activation, f"{prefix}shared_experts.", moe.shared_width) if moe.num_shared else None
         )
@@ -150,7 +147,7 @@ class MoeLayer:
                 with step.walk.waiting():
                     ready = await self._wait(lease)
                 for key, data, placement in ready:
-                    future = step.compute.start([partial(self._answer, by_key[key], data, placement, source, b)])
+                    future = step.compute.start([partial(self._answer, step, by_key[key], data, placement, source, b)])
                     running.add(future)
                     future.add_done_callback(partial(_release, lease, key, running, errors))
         finally:
@@ -159,9 +156,9 @@ class MoeLayer:
             raise errors[0]
 
     def _answer(
-        self, work: ExpertWork, data: Buffer, placement: Placement, x: FloatArray, b: _Buffers, worker: int
+        self, step: Step, work: ExpertWork, data: Buffer, placement: Placement, x: FloatArray, b: _Buffers, worker: int
     ) -> None:
-        self._math.answer(work, data, placement, x, b.thread, worker, b.answers)
+        self._math.answer(step.kernels, work, data, placement, x, b.thread, worker, b.answers)
 
     async def _wait(self, lease: Lease) -> list[tuple[Hashable, Buffer, Placement]]:
         try:

@@ -137,8 +137,10 @@ class ExpertCache:
 
     def release(self, claim: Claim, key: Hashable) -> None:
         """See `Lease.release`."""
-        with self._scheduler.batch():
-            self._carry_out(self._residency.release(claim, key))
+        actions = self._residency.release(claim, key)
+        if actions is not None:
+            with self._scheduler.batch():
+                self._carry_out(actions)
 
     def abandon(self, claim: Claim) -> None:
         """See `Lease.close`."""

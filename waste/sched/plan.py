@@ -22,8 +22,8 @@ LEAST_EXPERT_SLOTS = 2
 class Demand:
     """What a model asks for. fixed: bytes by name that no split changes. tiles: the trunk's.
 
-    record_bytes: one expert slot. records: how many there are in all, 0 for a dense model. layer_records: how many
-    one layer of one token needs.
+    record_bytes: one expert slot. records: how many there are in all, 0 for a dense model. layer_records,
+    token_records: how many one token needs, in one layer and in all.
     """
 
     fixed: Mapping[str, int]
@@ -31,6 +31,7 @@ class Demand:
     record_bytes: int
     records: int
     layer_records: int
+    token_records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,39 +51,48 @@ class Plan:
         return sum(self.parts.values())
 
 
-def make_plan(demand: Demand, *, budget: int, trunk: int | None = None, experts: int | None = None) -> Plan:
+def floor_bytes(demand: Demand) -> int:
+    """The least budget: what is fixed, two ring slots of trunk, two slots for experts."""
+    trunk = ring_bytes(demand.tiles, pinned=0, slots=LEAST_RING_SLOTS)
+    return sum(demand.fixed.values()) + trunk + _least_slots(demand) * demand.record_bytes
+
+
+def make_plan(demand: Demand, *, budget: int, floor: int, trunk: int | None = None, experts: int | None = None) -> Plan:
     """Split `budget`; `trunk` (pinned and ring) and `experts` are wished sizes, None lets the planner choose.
 
-    Raises BudgetError with the shortfall if the budget or the wishes cannot be met.
+    floor: the least budget of all step sizes, for the plan to report. A wish is met as far as the budget and the
+    other's least allow. Raises BudgetError with the shortfall if the demand itself does not fit.
     """
-    fixed = sum(demand.fixed.values())
-    tiles = demand.tiles
-    least_slots = min(demand.records, LEAST_EXPERT_SLOTS)
-    floor = fixed + ring_bytes(tiles, pinned=0, slots=LEAST_RING_SLOTS) + least_slots * demand.record_bytes
-    if budget < floor:
-        raise BudgetError(
-            f"the budget of {budget:,} bytes is {floor - budget:,} below the floor of {floor:,}; "
-            "raise --ram, or lower the context"
-        )
-    room = budget - fixed
-    slots = min(demand.records, max(least_slots, demand.layer_records))
-    if experts is not None:
-        slots = min(demand.records, max(least_slots, experts // max(1, demand.record_bytes)))
-    trunk_room = room - slots * demand.record_bytes
-    if trunk_room < _trunk_bytes(tiles, 0):
-        # Short of RAM: the comfortable number of slots gives way to the trunk's least.
-        slots = max(least_slots, (room - _trunk_bytes(tiles, 0)) // max(1, demand.record_bytes))
-        trunk_room = room - slots * demand.record_bytes
+    needed = floor_bytes(demand)
+    if budget < needed:
+        raise BudgetError(f"the budget of {budget:,} bytes is {needed - budget:,} short of {needed:,}; raise --ram")
+    room = budget - sum(demand.fixed.values())
+    tiles, record_bytes, least = demand.tiles, demand.record_bytes, _least_slots(demand)
+    affordable = (room - _trunk_bytes(tiles, 0)) // record_bytes if record_bytes else 0
+    wanted = demand.layer_records if experts is None else experts // max(1, record_bytes)
+    slots = min(demand.records, affordable, max(least, wanted))
+    trunk_room = room - slots * record_bytes
     pinned = _pinned_tiles(tiles, trunk_room if trunk is None else min(trunk, trunk_room))
     ring = _ring_slots(tiles, pinned, trunk_room)
     rest = trunk_room - pinned_bytes(tiles, pinned=pinned) - ring_bytes(tiles, pinned=pinned, slots=ring)
-    if experts is None and demand.record_bytes:
-        slots = min(demand.records, slots + rest // demand.record_bytes)
+    if experts is None and record_bytes:
+        slots = _whole_tokens(min(demand.records, slots + rest // record_bytes), demand)
     parts = dict(demand.fixed)
     parts["pinned"] = pinned_bytes(tiles, pinned=pinned)
     parts["ring"] = ring_bytes(tiles, pinned=pinned, slots=ring)
-    parts["experts"] = slots * demand.record_bytes
-    return Plan(budget, floor, parts, pinned, ring, slots, demand.record_bytes)
+    parts["experts"] = slots * record_bytes
+    return Plan(budget, floor, parts, pinned, ring, slots, record_bytes)
+
+
+def _least_slots(demand: Demand) -> int:
+    return min(demand.records, LEAST_EXPERT_SLOTS)
+
+
+def _whole_tokens(slots: int, demand: Demand) -> int:
+    """Whole working sets of a token, where there is at least one: what is beyond them helps no recency policy."""
+    if slots == demand.records or slots < demand.token_records:
+        return slots
+    return slots // demand.token_records * demand.token_records
 
 
 def _trunk_bytes(tiles: Sequence[Placement], pinned: int) -> int:

@@ -138,13 +138,17 @@ class Residency:
         """The owner waits no more."""
         claim.is_waiting = False
 
-    def release(self, claim: Claim, key: Hashable) -> Actions:
-        """The owner is done with a record. Raises KeyError if it does not hold the key."""
+    def release(self, claim: Claim, key: Hashable) -> Actions | None:
+        """The owner is done with a record; None if nobody was short of its slot, which is the rule.
+
+        Raises KeyError if it does not hold the key.
+        """
         record = claim.out.pop(key)
         claim.released += 1
+        if not self._table.unpin(record) or not self._short:
+            return None
         actions = Actions()
-        if self._table.unpin(record):
-            self._fill(actions)
+        self._fill(actions)
         return actions
 
     def abandon(self, claim: Claim) -> Actions:
@@ -220,7 +224,8 @@ class Residency:
             else:
                 claim.error = claim.error or error
                 self._forget_misses(claim)
-        self._fill(actions)
+        if self._short:
+            self._fill(actions)
         return actions
 
     def statistics(self) -> CacheStatistics:

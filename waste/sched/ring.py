@@ -153,7 +153,8 @@ class TrunkRing:
             self._let_go(index)
             if self._cursor == index:
                 self._cursor = (index + 1) % len(self._tiles)
-            self._advance()
+            if index >= self._pinned or self._waiters:
+                self._advance()
 
     def close(self) -> None:
         """Wake who waits with ClosedError and take back what is queued. Never waits; safe to call twice.

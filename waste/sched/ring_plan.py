@@ -54,6 +54,8 @@ def plan_ring(
             fixed.add(slot.tile)
         else:
             usable.append(slot)
+    if not usable:
+        return []
     wanted: dict[int, None] = {}
     for tiles in (waited, order):
         for tile in tiles:

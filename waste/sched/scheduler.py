@@ -57,7 +57,7 @@ class ReadScheduler:
         self._batch = _Batch(self)
         self._is_started = False
         self._is_closed = False
-        self._is_changed = False  # whether the queue may have something to issue
+        self.is_changed = False  # for `_Batch`: whether the queue may have something to issue
         self._completed = self._failed = self._batches = 0
         self._io_wait_s = 0.0
 
@@ -96,7 +96,7 @@ class ReadScheduler:
             request = self._queue.submit(key, kind=kind, placement=placement, buffer=buffer, priority=priority)
             handle = ReadHandle(self, request, on_issued, on_done)
             self._handles.setdefault(key, []).append(handle)
-            self._is_changed = True
+            self.is_changed = True
         return handle
 
     def batch(self) -> _Batch:
@@ -108,7 +108,7 @@ class ReadScheduler:
         if not handle.is_done:
             with self._batch:
                 self._queue.promote(handle.key, priority)
-                self._is_changed = True
+                self.is_changed = True
 
     def drop_if_unwanted(self, handle: ReadHandle) -> bool:
         """See `ReadHandle.cancel`."""
@@ -118,7 +118,7 @@ class ReadScheduler:
         if not all(other.is_cancelled for other in handles) or not self._queue.drop(handle.key):
             return False
         del self._handles[handle.key]
-        self._is_changed = True
+        self.is_changed = True
         with self._batch:
             for other in handles:
                 other.mark_done(None, self._report, is_dropped=True)
@@ -165,8 +165,8 @@ class ReadScheduler:
     def issue(self) -> None:
         """For the end of a batch: give the backend what the queue lets go."""
         # A backend that returns reads while they are being submitted makes room for more: go on until none.
-        while self._is_changed and not self._is_closed:
-            self._is_changed = False
+        while self.is_changed and not self._is_closed:
+            self.is_changed = False
             ops, started = self._queue.take()
             if not ops:
                 return
@@ -178,7 +178,7 @@ class ReadScheduler:
     def _deliver(self, completions: list[Completion]) -> None:
         with self._batch:
             self._batches += 1
-            self._is_changed = True
+            self.is_changed = True
             for completion in completions:
                 self._completed += 1
                 self._failed += completion.error is not None
@@ -217,7 +217,7 @@ class _Batch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._depth == 1:
+            if self._depth == 1 and self._scheduler.is_changed:
                 self._scheduler.issue()
         finally:
             self._depth -= 1
