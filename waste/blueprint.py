@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from waste.errors import BudgetError, ContextLengthError
-from waste.footprint import COMFORT, StepSizes, make_demand, step_ladder
+from waste.footprint import COMFORT, COMPILER_BYTES, StepSizes, make_demand, step_ladder
 from waste.io.files import FileSet
 from waste.model.bundle import ModelBundle
 from waste.model.decoder import Decoder
@@ -46,7 +46,7 @@ def draw(bundle: ModelBundle, settings: Settings) -> Blueprint:
     budget = settings.ram or (physical_memory_bytes() or DEFAULT_RAM) // 8 * 7
     ladder = step_ladder(settings, config.vocab_size)
     least = make_demand(bundle, decoder, layout, settings, ladder[-1], threads)
-    floor = floor_bytes(least)
+    floor = max(floor_bytes(least), COMPILER_BYTES)
     if budget < floor:
         raise BudgetError(
             f"the budget of {budget:,} bytes is {floor - budget:,} below the floor of {floor:,} for {bundle.path} "

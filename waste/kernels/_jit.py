@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import llvmlite
 import numba
+from llvmlite import binding
 from llvmlite import ir as ir
 from numba import extending, njit
 from numba import types as types
@@ -67,6 +68,14 @@ def cache_folder() -> Path | None:
         return None
     remove_unused(folder)
     return folder
+
+
+def ready_mark() -> Path | None:
+    """A file that says that every kernel is in the cache, for this processor as numba sees it; None without a cache."""
+    folder = cache_folder()
+    target = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
+    seen = f"{target} {numba.config.CPU_NAME} {numba.config.CPU_FEATURES}"
+    return None if folder is None else folder / f"ready-{hashlib.sha256(seen.encode()).hexdigest()[:16]}"
 
 
 def folder_name(sources: Iterable[Path]) -> str:

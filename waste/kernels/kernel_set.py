@@ -65,14 +65,3 @@ def load_kernels(name: str) -> KernelSet:
         raise ValueError(f"no kernel set is called {name!r}; there are {', '.join(KERNEL_SETS)}")
     kernel_set: KernelSet = importlib.import_module(f".{name}_set", __package__).KERNELS
     return kernel_set
-
-
-def prepare(kernel_set: KernelSet, progress: Callable[[int], None] = lambda done: None) -> None:
-    """Compile every kernel, or load it from the cache; `progress(done)` before each one, and may raise to stop."""
-    if kernel_set.name != "numba":
-        return
-    from ._jit import compile_kernel
-
-    for done, kernel in enumerate(kernel_set.kernels()):
-        progress(done)
-        compile_kernel(kernel)
