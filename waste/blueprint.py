@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from waste.errors import BudgetError, ContextLengthError
-from waste.footprint import COMFORT, COMPILER_BYTES, StepSizes, make_demand, step_ladder
+from waste.footprint import COMPILER_BYTES, MOST_SESSIONS, StepSizes, make_demand, record_slot_bytes, step_sizes
 from waste.io.files import FileSet
 from waste.model.bundle import ModelBundle
 from waste.model.decoder import Decoder
 from waste.model.layout import TrunkLayout, lay_out
 from waste.model.state import StateShape
 from waste.process import physical_memory_bytes, usable_cores
-from waste.sched.plan import Plan, floor_bytes, make_plan
+from waste.sched.plan import Demand, Plan, floor_bytes, make_plan
 from waste.settings import DEFAULT_CONTEXT, GIB, Settings
 
 DEFAULT_RAM = 8 * GIB  # where the system does not say how much there is
@@ -28,6 +28,7 @@ class Blueprint:
     layout: TrunkLayout
     sizes: StepSizes
     shape: StateShape
+    demand: Demand
     plan: Plan
     threads: int
 
@@ -44,22 +45,40 @@ def draw(bundle: ModelBundle, settings: Settings) -> Blueprint:
     decoder = Decoder(config, bundle.source, align)
     layout = lay_out(decoder.uses(), bundle.source.tensors, tile_bytes=max(1, settings.trunk_tile), align=align)
     budget = settings.ram or (physical_memory_bytes() or DEFAULT_RAM) // 8 * 7
-    ladder = step_ladder(settings, config.vocab_size)
-    least = make_demand(bundle, decoder, layout, settings, ladder[-1], threads)
-    floor = max(floor_bytes(least), COMPILER_BYTES)
+    record_bytes = record_slot_bytes(bundle.source, align)
+
+    def plan_for(sessions: int) -> tuple[StepSizes, Demand]:
+        sizes = step_sizes(settings, config.vocab_size, sessions=sessions)
+        demand = make_demand(
+            bundle,
+            decoder,
+            layout,
+            context=settings.context,
+            sizes=sizes,
+            threads=threads,
+            record_bytes=record_bytes,
+        )
+        return sizes, demand
+
+    sizes, demand = plan_for(settings.sessions or 1)
+    floor = max(floor_bytes(demand), COMPILER_BYTES)
     if budget < floor:
         raise BudgetError(
             f"the budget of {budget:,} bytes is {floor - budget:,} below the floor of {floor:,} for {bundle.path} "
-            f"at a context of {settings.context}; raise --ram, or lower the context"
+            f"at a context of {settings.context}; raise --ram, or lower context or prefill.chunk"
         )
-    sizes, demand = ladder[-1], least
-    for candidate in ladder[:-1]:
-        wider = make_demand(bundle, decoder, layout, settings, candidate, threads)
-        if sum(wider.fixed.values()) - sum(least.fixed.values()) <= (budget - floor) // COMFORT:
-            sizes, demand = candidate, wider
-            break
     plan = make_plan(demand, budget=budget, floor=floor, trunk=settings.trunk, experts=settings.experts)
-    return Blueprint(bundle, decoder, layout, sizes, StateShape.of(config, settings.context), plan, threads)
+    if settings.sessions is None:
+        # More sessions may be open if their memory is left over: nobody's bytes are read more often for them.
+        for sessions in range(MOST_SESSIONS, 1, -1):
+            wider, more = plan_for(sessions)
+            if sum(more.fixed.values()) - sum(demand.fixed.values()) > budget - plan.total_bytes:
+                continue
+            roomier = make_plan(more, budget=budget, floor=floor, trunk=settings.trunk, experts=settings.experts)
+            if roomier.split == plan.split:
+                sizes, demand, plan = wider, more, roomier
+                break
+    return Blueprint(bundle, decoder, layout, sizes, StateShape.of(config, settings.context), demand, plan, threads)
 
 
 def _context(asked: int, most: int | None) -> int:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 
 from waste.errors import ClosedError, InputError, UnsupportedError
-from waste.generate import Request, Token, check_room
+from waste.generate import Generation, Request
+from waste.logit_rows import LogitRows
 from waste.model.bundle import ModelBundle
 from waste.model.sampling import SamplingParams
-from waste.model.scratch import FloatArray
 from waste.model.step import Tap
 from waste.opening import Opened, Progress, open_model
 from waste.presets import resolve
@@ -25,6 +26,7 @@ from waste.settings import Settings
 from waste.stats import EngineStatistics
 
 Prompt = str | Sequence[int]
+T = TypeVar("T")
 
 
 def open(
@@ -61,15 +63,17 @@ class Engine:
         self._opened: Opened | None = None
         self._stack = AsyncExitStack()
         self._sessions: set[Session] = set()
+        self._is_entered = False
         self._is_closed = False
 
     async def __aenter__(self) -> Engine:
-        if self._opened is not None or self._is_closed:
+        if self._is_entered:
             raise ClosedError("an engine can be entered once; open another one")
+        self._is_entered = True
+        self._loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             self._opened = await open_model(stack, self._path, self._settings, self._progress)
             self._stack = stack.pop_all()
-        self._loop = asyncio.get_running_loop()
         return self
 
     async def __aexit__(
@@ -113,13 +117,14 @@ class Engine:
                 f"{len(self._sessions)} sessions are open, which is all the plan counted; "
                 "close one or open the engine with a larger `sessions`"
             )
-        session = Session(opened.new_state(), self._sessions.discard)
+        session = Session(opened.new_state(), on_close=opened.loop.drop, give_back=self._sessions.discard)
         self._sessions.add(session)
         return session
 
     def stop(self, session: Session) -> None:
         """End what the session is generating, as if its consumer had broken off. Safe from any thread."""
-        self._loop.call_soon_threadsafe(self._require().loop.stop, session)
+        stop = self._require().loop.stop
+        self._loop.call_soon_threadsafe(stop, session)
 
     def encode(self, prompt: Prompt, *, is_first: bool = True) -> list[int]:
         """The ids of a prompt. Text gets the BOS id in front if it is the first of its session; ids stay as they are.
@@ -134,7 +139,7 @@ class Engine:
             return ([bos] if is_first and bos is not None and prompt else []) + bundle.tokenizer.encode(prompt)
         return check_ids(prompt, bundle.config.vocab_size)
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         *,
@@ -143,48 +148,61 @@ class Engine:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> AsyncIterator[Token]:
-        """Tokens that continue `prompt`, text or ids, as they are chosen.
+    ) -> Generation:
+        """Tokens that continue `prompt`, text or ids, as they are chosen: an async iterator of `Token`.
 
         session: continues it, else a new one is used for this call. sampling: greedy where none is given.
         max_tokens: None goes on until an end id, a stop string or the end of the context. stop: strings that end
         the text and are not shown. progress: told (tokens done, tokens in all) as the prompt is fed.
 
-        Breaking out, closing the generator or being cancelled leaves the session at its last whole step.
-        Raises InputError, ContextLengthError, ReadError, DamagedError or ClosedError; after any but the last the
-        session can go on.
+        Breaking out, closing the iterator or being cancelled leaves the session at its last whole step.
+        Raises InputError, UnsupportedError or ClosedError; iterating also ContextLengthError, ReadError and
+        DamagedError. After any but ClosedError the session can go on.
         """
         opened = self._require()
-        if not isinstance(prompt, str) and any(isinstance(item, Mapping) for item in prompt):
+        if not isinstance(prompt, str) and is_list(prompt) and any(isinstance(item, Mapping) for item in prompt):
             raise UnsupportedError("messages are not supported yet; give the prompt as text or ids")
-        if max_tokens is not None and (isinstance(max_tokens, bool) or max_tokens < 1):
+        if max_tokens is not None and (
+            not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1
+        ):
             raise InputError(f"max_tokens is {max_tokens!r}, expected at least 1")
-        used = session or self.session()
-        used.begin_use()
-        try:
-            ids = self.encode(prompt, is_first=used.length == 0 and not used.pending)
-            request = Request(ids, sampling or SamplingParams(), max_tokens, stop, opened.bundle.end_ids)
-            async for token in opened.generator.stream(used, request, progress):
-                yield token
-        finally:
-            used.end_use()
-            if session is None:
-                used.close()
 
-    async def logits(self, ids: Sequence[int], *, tap: Tap | None = None) -> AsyncIterator[FloatArray]:
-        """Logits after each of `ids`, float32 [vocab] one position at a time: row t predicts id t + 1."""
+        def make(used: Session) -> Generation:
+            is_first = used.length == 0 and not used.pending
+            request = Request(
+                lambda: self.encode(prompt, is_first=is_first),
+                sampling or SamplingParams(),
+                max_tokens,
+                stop,
+                opened.bundle.end_ids,
+                progress,
+            )
+            return Generation(opened.generator, used, request, owns_session=session is None)
+
+        return self._in_session(session, make)
+
+    def logits(self, ids: Sequence[int], *, tap: Tap | None = None) -> LogitRows:
+        """Logits after each of `ids`, float32 [vocab], one position at a time: row t predicts id t + 1.
+
+        Raises InputError, ContextLengthError or ClosedError; iterating also ReadError and DamagedError.
+        """
         opened = self._require()
         checked = check_ids(ids, opened.bundle.config.vocab_size)
-        session = self.session()
-        try:
-            check_room(session, checked)
-            chunk = min(opened.sizes.chunk, opened.sizes.logit_rows)
-            for begin in range(0, len(checked), chunk):
-                part = checked[begin : begin + chunk]
-                for row in await opened.loop.step(session, part, wanted=len(part), tap=tap):
-                    yield row
-        finally:
-            session.close()
+        chunk = min(opened.sizes.chunk, opened.loop.max_logit_rows)
+        return self._in_session(None, lambda used: LogitRows(opened.loop, used, checked, chunk=chunk, tap=tap))
+
+    def _in_session(self, session: Session | None, make: Callable[[Session], T]) -> T:
+        """`make` with the given session or a new one, which is closed again if that fails."""
+        if session is None:
+            new = self.session()
+            try:
+                return make(new)
+            except BaseException:
+                new.close()
+                raise
+        if session not in self._sessions and not session.is_closed:
+            raise InputError("the session belongs to another engine; use one that this engine's session() made")
+        return make(session)
 
     def stats(self) -> EngineStatistics:
         """What was read, hit, waited for and computed so far; also after the engine was closed."""
@@ -192,13 +210,17 @@ class Engine:
         return opened.statistics(peak_rss_bytes=peak_rss_bytes(), sessions_open=len(self._sessions))
 
 
+def is_list(value: object) -> bool:
+    """Whether `value` is several things in order: a sequence or an array, but no text."""
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+
+
 def check_ids(ids: object, vocab_size: int) -> list[int]:
     """`ids` as a list of ints. Raises InputError naming the first that is not an id of the vocabulary."""
-    if isinstance(ids, np.ndarray):
-        ids = ids.tolist()
-    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+    if not is_list(ids):
         raise InputError(f"a prompt is text or a list of ids, not {type(ids).__name__}")
+    assert isinstance(ids, Sequence | np.ndarray)
     for position, token in enumerate(ids):
-        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+        if not isinstance(token, int | np.integer) or isinstance(token, bool) or not 0 <= token < vocab_size:
             raise InputError(f"id {token!r} at position {position} is out of range, expected 0 to {vocab_size - 1}")
-    return list(ids)
+    return [int(token) for token in ids]

@@ -47,23 +47,17 @@ class StepSizes:
         return int(self.chunk > 1)
 
 
-LADDER = ((64, 4), (64, 1), (16, 1), (4, 1), (1, 1))
-"""(chunk, sessions) from comfortable to least."""
-COMFORT = 4
-"""A step's memory may take one part in so many of the budget before a smaller one is chosen."""
+CHUNK = 64
+"""Prompt tokens of one step. The same for every budget, so that more RAM never means more bytes read."""
+MOST_SESSIONS = 8
+"""Sessions that are planned for unasked, where everything else is in memory already."""
 
 
-def step_ladder(settings: Settings, vocab_size: int) -> list[StepSizes]:
-    """The step sizes to try, largest first; settings that name a size leave it no choice."""
-    ladder: list[StepSizes] = []
-    for chunk, sessions in LADDER:
-        chunk = min(settings.prefill_chunk or chunk, settings.context)
-        sessions = settings.sessions or sessions
-        rows = max(sessions, min(chunk, 64 * MIB // (4 * vocab_size)))
-        sizes = StepSizes(chunk=chunk, sessions=sessions, logit_rows=rows)
-        if sizes not in ladder:
-            ladder.append(sizes)
-    return ladder
+def step_sizes(settings: Settings, vocab_size: int, *, sessions: int) -> StepSizes:
+    """The chunk as set or usual; as many rows of logits as it has, if they fit 64 MiB."""
+    chunk = min(settings.prefill_chunk or CHUNK, settings.context)
+    rows = max(sessions, min(chunk, 64 * MIB // (4 * vocab_size)))
+    return StepSizes(chunk=chunk, sessions=sessions, logit_rows=rows)
 
 
 def record_slot_bytes(source: WeightSource, align: int) -> int:
@@ -88,11 +82,18 @@ def _placed_bytes(record: tuple[Extent, ...], align: int) -> int:
 
 
 def make_demand(
-    bundle: ModelBundle, decoder: Decoder, layout: TrunkLayout, settings: Settings, sizes: StepSizes, threads: int
+    bundle: ModelBundle,
+    decoder: Decoder,
+    layout: TrunkLayout,
+    *,
+    context: int,
+    sizes: StepSizes,
+    threads: int,
+    record_bytes: int,
 ) -> Demand:
-    """Every part of the memory by name, beside what the planner splits."""
+    """Every part of the memory by name, beside what the planner splits; `record_bytes` is `record_slot_bytes`."""
     config, source = bundle.config, bundle.source
-    shape = StateShape.of(config, settings.context)
+    shape = StateShape.of(config, context)
     records = sum(bank.records for number, bank in source.banks.items() if config.is_moe(number))
     parts = max((len(bank.parts) for bank in source.banks.values()), default=0)
     moe = config.moe
@@ -111,7 +112,7 @@ def make_demand(
     return Demand(
         fixed=fixed,
         tiles=layout.placements,
-        record_bytes=record_slot_bytes(source, decoder.align) if records else 0,
+        record_bytes=record_bytes,
         records=records,
         layer_records=moe.top_k if moe else 0,
         token_records=moe.top_k * layers if moe else 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
@@ -18,6 +18,7 @@ from waste.model.text_stream import TextStream
 from waste.model.tokenizer import Tokenizer
 from waste.session import Session
 from waste.step_loop import StepLoop, StoppedError
+from waste.stream import SessionStream
 
 FinishReason = Literal["end", "stop", "length", "context"]
 
@@ -53,13 +54,17 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to generate: ids to feed first, how to choose, when to stop. max_tokens None: until the context is full."""
+    """What to generate: how to get the ids to feed first, how to choose, when to stop.
 
-    ids: Sequence[int]
+    encode: called once, on a compute thread; may raise. max_tokens None: until the context is full.
+    """
+
+    encode: Callable[[], Sequence[int]]
     sampling: SamplingParams
     max_tokens: int | None
     stop: Sequence[str]
     end_ids: frozenset[int]
+    progress: Callable[[int, int], None]
 
 
 def check_room(session: Session, ids: Sequence[int]) -> None:
@@ -73,89 +78,99 @@ def check_room(session: Session, ids: Sequence[int]) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class Generator:
-    """Runs requests for one engine; holds no state of its own between them."""
+    """What every generation of one engine shares. chunk: tokens of a prompt that walk together."""
 
-    def __init__(
-        self, loop: StepLoop, compute: Compute, kernels: KernelSet, tokenizer: Tokenizer | None, chunk: int
-    ) -> None:
-        self._loop = loop
-        self._compute = compute
-        self._kernels = kernels
-        self._tokenizer = tokenizer
-        self._chunk = chunk
+    loop: StepLoop
+    compute: Compute
+    kernels: KernelSet
+    tokenizer: Tokenizer | None
+    chunk: int
 
-    async def stream(
-        self, session: Session, request: Request, progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> AsyncIterator[Token]:
-        """Tokens as they are chosen. `progress(done, total)` is called as the prompt is fed.
+    def exp(self, x: FloatArray) -> FloatArray:
+        """e^x, float32, in the kernels' bits."""
+        y = np.empty_like(x)
+        self.kernels.exponential(np.ascontiguousarray(x), y)
+        return y
 
-        Breaking out or being cancelled leaves the session at the last step that was completed; so does
-        `StepLoop.stop`, which ends the stream.
-        """
+
+class Generation(SessionStream[Token]):
+    """The tokens of one call, each computed when it is asked for.
+
+    Breaking out, closing it or being cancelled leaves the session at the last step that was completed. So does
+    `StepLoop.stop`, which ends the stream.
+    """
+
+    def __init__(self, generator: Generator, session: Session, request: Request, *, owns_session: bool) -> None:
+        self._sampler = Sampler(request.sampling, exp=generator.exp)
+        self._text = TextStream(request.stop)
+        self._generator = generator
+        self._request = request
+        self._prompt_tokens = self._count = 0
+        self._began = perf_counter()
+        self._prompt_s = 0.0
+        self._last_id: int | None = None
+        super().__init__(session, owns_session=owns_session)
+
+    async def _next(self) -> Token:
         try:
-            async for token in self._tokens(session, request, progress):
-                yield token
+            logits = await self._walk()
         except StoppedError:
-            return
+            raise StopAsyncIteration from None
+        choice = await self._generator.compute.call(lambda: self._sampler.choose(logits))
+        self._count += 1
+        self._last_id = choice.token_id
+        self._session.pending = [choice.token_id]
+        shown, reason = self._show(choice)
+        stats = None
+        if reason is not None:
+            decode_s = perf_counter() - self._began - self._prompt_s
+            stats = GenerationStats(self._prompt_tokens, self._count, self._prompt_s, decode_s)
+            self._end()
+        return Token(choice.token_id, shown, choice.logprob, choice.alternatives, reason, stats)
 
-    async def _tokens(
-        self, session: Session, request: Request, progress: Callable[[int, int], None]
-    ) -> AsyncIterator[Token]:
-        sampler = Sampler(request.sampling, exp=self._exp)
-        text = TextStream(request.stop)
-        began = perf_counter()
-        logits = await self.feed(session, [*session.pending, *request.ids], progress)
-        prompt_s, count = perf_counter() - began, 0
-        while True:
-            choice = await self._choose(sampler, logits)
-            count += 1
-            session.pending = [choice.token_id]
-            shown, reason = self._show(choice, text, request, count, session)
-            stats = None
-            if reason is not None:
-                stats = GenerationStats(len(request.ids), count, prompt_s, perf_counter() - began - prompt_s)
-            yield Token(choice.token_id, shown, choice.logprob, choice.alternatives, reason, stats)
-            if reason is not None:
-                return
-            logits = (await self._loop.step(session, [choice.token_id], wanted=1))[0]
+    async def _walk(self) -> FloatArray:
+        """Feed the prompt, or the last token back; the logits after it, float32 [vocab]."""
+        if self._last_id is not None:
+            step = await self._generator.loop.step(self._session, [self._last_id], wanted=1)
+            row: FloatArray = step[0]
+            return row
+        self._began = perf_counter()
+        ids = await self._generator.compute.call(self._request.encode)
+        self._prompt_tokens = len(ids)
+        logits = await self._feed([*self._session.pending, *ids])
+        self._prompt_s = perf_counter() - self._began
+        return logits
 
-    async def feed(self, session: Session, ids: Sequence[int], progress: Callable[[int, int], None]) -> FloatArray:
-        """Walk `ids` in chunks; the logits after the last one, float32 [vocab]. Raises as `check_room`, at once."""
-        check_room(session, ids)
+    async def _feed(self, ids: Sequence[int]) -> FloatArray:
+        check_room(self._session, ids)
         logits = np.empty((0, 0), np.float32)
-        for begin in range(0, len(ids), self._chunk):
-            chunk = ids[begin : begin + self._chunk]
-            is_last = begin + len(chunk) == len(ids)
-            logits = await self._loop.step(session, chunk, wanted=1 if is_last else 0)
-            progress(begin + len(chunk), len(ids))
+        for begin in range(0, len(ids), self._generator.chunk):
+            chunk = ids[begin : begin + self._generator.chunk]
+            done = begin + len(chunk)
+            logits = await self._generator.loop.step(self._session, chunk, wanted=1 if done == len(ids) else 0)
+            self._request.progress(done, len(ids))
         last: FloatArray = logits[0]
         return last
 
-    async def _choose(self, sampler: Sampler, logits: FloatArray) -> Choice:
-        chosen: list[Choice] = []
-        await self._compute.run([lambda worker: chosen.append(sampler.choose(logits))])
-        return chosen[0]
-
-    def _show(
-        self, choice: Choice, text: TextStream, request: Request, count: int, session: Session
-    ) -> tuple[str, FinishReason | None]:
+    def _show(self, choice: Choice) -> tuple[str, FinishReason | None]:
         """The text this token lets out, and whether it is the last one."""
-        if choice.token_id in request.end_ids:
-            return text.finish(), "end"
-        shown = "" if self._tokenizer is None else text.push(self._tokenizer.token_bytes(choice.token_id))
+        if choice.token_id in self._request.end_ids:
+            return self._text.finish(), "end"
+        tokenizer = self._generator.tokenizer
+        shown = "" if tokenizer is None else self._text.push(tokenizer.token_bytes(choice.token_id))
         reason: FinishReason | None = None
-        if text.matched is not None:
+        if self._text.matched is not None:
             reason = "stop"
-        elif count == request.max_tokens:
+        elif self._count == self._request.max_tokens:
             reason = "length"
-        elif session.length == session.context:
+        elif self._session.length == self._session.context:
             reason = "context"
         if reason in ("length", "context"):
-            shown += text.finish()
+            shown += self._text.finish()
         return shown, reason
 
-    def _exp(self, x: FloatArray) -> FloatArray:
-        y = np.empty_like(x)
-        self._kernels.exponential(np.ascontiguousarray(x), y)
-        return y
+    def _end(self) -> None:
+        self._generator.loop.leave(self._session)
+        super()._end()

@@ -187,15 +187,17 @@ def _allocate(
         kind="embedding",
     )
     stack.callback(embeddings.close)
-    scratch = Arena(1, plan.parts["scratch"])
+    scratch = Scratch(Arena(1, plan.parts["scratch"]))
     stack.callback(scratch.close)
+    spares = SparePool(drawn.shape, sizes.spares)
+    stack.callback(spares.close)
     return StepMemory(
         layout=layout,
         ring=ring,
         experts=experts,
         embeddings=embeddings,
-        spares=SparePool(drawn.shape, sizes.spares),
-        scratch=Scratch(scratch),
+        spares=spares,
+        scratch=scratch,
         compute=compute,
         kernels=kernels,
         add_wait=scheduler.add_wait,

@@ -12,10 +12,15 @@ class Session:
     """Made by `Engine.session`; pass it to `generate` to continue where the last call ended.
 
     `length` counts positions used of `context`. A token that was generated but not yet fed back waits in `pending`.
+
+    on_close: told that it was closed. give_back: told that its memory is free, after the step under way.
     """
 
-    def __init__(self, state: SessionState, give_back: Callable[[Session], None]) -> None:
+    def __init__(
+        self, state: SessionState, *, on_close: Callable[[Session], None], give_back: Callable[[Session], None]
+    ) -> None:
         self._state: SessionState | None = state
+        self._on_close = on_close
         self._give_back = give_back
         self._ids: list[int] = []
         self.pending: list[int] = []
@@ -56,7 +61,9 @@ class Session:
         self.pending = []
 
     def begin_use(self) -> None:
-        """Raises InputError if somebody generates with it already."""
+        """Raises InputError if somebody generates with it already, ClosedError after `close`."""
+        if self._is_closed:
+            raise ClosedError("the session was closed; open another with Engine.session()")
         if self._is_busy:
             raise InputError("this session is generating already; open another one, or finish the first call")
         self._is_busy = True
@@ -84,8 +91,11 @@ class Session:
             self._free()
 
     def close(self) -> None:
-        """Give its memory back, after the step under way if there is one. Safe to call twice."""
+        """Give its memory back, after the step under way, which ends with ClosedError. Safe to call twice."""
+        if self._is_closed:
+            return
         self._is_closed = True
+        self._on_close(self)
         if not self._is_walking:
             self._free()
 

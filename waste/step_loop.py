@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from time import perf_counter
 
 from waste.errors import ClosedError, WasteError
-from waste.model.decoder import Decoder, StepMemory
+from waste.model.decoder import Decoder, Outcome, StepMemory
 from waste.model.scratch import FloatArray
-from waste.model.state import Chunk
+from waste.model.state import Chunk, Draft
 from waste.model.step import Tap
 from waste.session import Session
+
+LINGER = 0.25
+"""How long a walk waits for the sessions of the last one to come back, as a part of the time that one took."""
 
 
 class StoppedError(WasteError):
@@ -19,16 +23,30 @@ class StoppedError(WasteError):
 
 
 class _Work:
-    """One session's part in one step, from being asked for to its logits."""
+    """One session's part in one step, from being asked for to being committed or called off by whoever asked.
 
-    __slots__ = ("chunk", "future", "is_withdrawn", "session", "tap")
+    is_alone: shares its walk with nobody. draft: what the walk came to, until it is settled.
+    """
+
+    __slots__ = ("chunk", "draft", "future", "is_alone", "is_withdrawn", "session", "tap")
 
     def __init__(self, session: Session, chunk: Chunk, tap: Tap | None) -> None:
         self.session = session
         self.chunk = chunk
         self.tap = tap
-        self.future: asyncio.Future[FloatArray] = asyncio.get_running_loop().create_future()
+        self.is_alone = tap is not None
         self.is_withdrawn = False
+        self.draft: Draft | None = None
+        self.future: asyncio.Future[FloatArray] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody still waits for it."""
+        return not self.is_withdrawn and not self.future.done()
+
+    def fail(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 class StepLoop:
@@ -41,35 +59,58 @@ class StepLoop:
         self.max_logit_rows = max_logit_rows
         self._waiting: deque[_Work] = deque()
         self._batch: list[_Work] = []
+        self._returning: set[Session] = set()
         self._awake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._walk_s = 0.0
+        self._loop_task: asyncio.Task[None] | None = None
+        self._walk_task: asyncio.Task[None] | None = None
         self._is_closed = False
         self.steps = 0
         self.tokens = 0
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Run in this group until `close`."""
-        self._task = group.create_task(self._run(), name="waste-steps")
+        self._loop_task = group.create_task(self._run(group), name="waste-steps")
 
     async def step(self, session: Session, ids: Sequence[int], *, wanted: int, tap: Tap | None = None) -> FloatArray:
         """Walk `ids` as the session's next tokens; returns logits of the last `wanted`, float32 [wanted, vocab].
 
-        The session has advanced when this returns and is as before if it raises: ReadError, DamagedError, or
-        ClosedError. Cancelled, the step is called off for this session; others in the batch go on. A step with a
-        `tap` walks alone.
+        The session has advanced when this returns and is as before if it raises: ReadError, DamagedError, ClosedError
+        or a cancellation, which calls the step off for this session; others in the batch go on. A step with a `tap`
+        walks alone.
         """
         if self._is_closed:
             raise ClosedError("the engine was closed")
         if session.take_stop():
             raise StoppedError
         work = _Work(session, Chunk(session.state, ids, wanted), tap)
+        self._returning.discard(session)
         self._waiting.append(work)
         self._awake.set()
         try:
-            return await work.future
-        except asyncio.CancelledError:
+            logits = await work.future
+            if session.is_closed:
+                raise ClosedError("the session was closed")
+        except BaseException:
             self._withdraw(work)
             raise
+        # Here and not in the walk: a cancellation that comes between the two must find the session as it was.
+        self._settle(work, is_commit=True)
+        return logits
+
+    def leave(self, session: Session) -> None:
+        """The session will not ask for another step at once: nobody need wait for it."""
+        self._returning.discard(session)
+        self._awake.set()
+
+    def stop(self, session: Session) -> None:
+        """End the session's step under way, or the next one it asks for, with StoppedError."""
+        if not self._end(session, StoppedError()):
+            session.ask_stop()
+
+    def drop(self, session: Session) -> None:
+        """The session was closed: end its step under way, if there is one, with ClosedError."""
+        self._end(session, ClosedError("the session was closed"))
 
     def close(self) -> None:
         """End the walk under way and tell everybody who waits. Their sessions stay as they were."""
@@ -77,35 +118,69 @@ class StepLoop:
             return
         self._is_closed = True
         for work in [*self._batch, *self._waiting]:
-            self._fail(work, ClosedError("the engine was closed"))
+            work.fail(ClosedError("the engine was closed"))
         self._waiting.clear()
-        if self._task is not None:
-            self._task.cancel()
+        for task in (self._loop_task, self._walk_task):
+            if task is not None:
+                task.cancel()
 
-    def stop(self, session: Session) -> None:
-        """End the session's step under way, or the next one it asks for, with StoppedError."""
+    def _end(self, session: Session, error: WasteError) -> bool:
         for work in [*self._batch, *self._waiting]:
-            if work.session is session and not work.future.done():
-                self._fail(work, StoppedError())
+            if work.session is session and work.is_wanted:
+                work.fail(error)
                 self._withdraw(work)
-                return
-        session.ask_stop()
+                return True
+        return False
 
     def _withdraw(self, work: _Work) -> None:
+        """Nobody waits for this work any more."""
         work.is_withdrawn = True
-        if work in self._waiting:
+        if work.draft is not None:
+            self._settle(work, is_commit=False)
+        elif work in self._waiting:
             self._waiting.remove(work)
-        elif work in self._batch and all(other.is_withdrawn for other in self._batch) and self._task is not None:
-            self._task.cancel()
+        elif work in self._batch and not any(other.is_wanted for other in self._batch) and self._walk_task is not None:
+            self._walk_task.cancel()
 
-    async def _run(self) -> None:
-        while True:
-            self._batch = self._compose()
-            if self._batch:
-                await self._walk(self._batch)
-            else:
+    def _settle(self, work: _Work, *, is_commit: bool) -> None:
+        """A walk's outcome becomes the session's state, or is forgotten; what it kept is free for the next step."""
+        draft, work.draft = work.draft, None
+        assert draft is not None
+        if is_commit:
+            draft.commit()
+            work.session.fed(work.chunk.ids)
+            self.tokens += len(work.chunk.ids)
+        else:
+            draft.discard()
+        work.session.end_step()
+        self._awake.set()
+
+    async def _run(self, group: asyncio.TaskGroup) -> None:
+        try:
+            while True:
+                await self._linger()
                 self._awake.clear()
-                await self._awake.wait()
+                self._batch = self._compose()
+                if self._batch:
+                    # A task of its own, so that calling the walk off does not end the loop.
+                    self._walk_task = group.create_task(self._walk(self._batch), name="waste-walk")
+                    await asyncio.wait([self._walk_task])
+                else:
+                    await self._awake.wait()
+        finally:
+            self.close()
+
+    async def _linger(self) -> None:
+        """Wait a little for the sessions of the last walk: those that come back go on walking together."""
+        if not self._returning:
+            return
+        try:
+            async with asyncio.timeout(self._walk_s * LINGER):
+                while self._returning:
+                    self._awake.clear()
+                    await self._awake.wait()
+        except TimeoutError:
+            self._returning.clear()
 
     def _compose(self) -> list[_Work]:
         """The works of the next step, first come first served, as far as tokens, logits and spare states reach."""
@@ -113,59 +188,60 @@ class StepLoop:
         tokens = rows = 0
         spares = self._memory.spares.free
         passed: list[_Work] = []
-        sessions = set()
         while self._waiting:
             work = self._waiting.popleft()
             count = len(work.chunk.ids)
-            fits = (
-                tokens + count <= self.max_tokens
-                and rows + work.chunk.wanted <= self.max_logit_rows
-                and (count == 1 or spares > 0)
-                and id(work.session) not in sessions
-                and not (batch and (work.tap or batch[0].tap))
-            )
-            if work.session.is_closed:
-                self._fail(work, ClosedError("the session was closed"))
-                continue
-            if not fits:
+            if (
+                tokens + count > self.max_tokens
+                or rows + work.chunk.wanted > self.max_logit_rows
+                or (count > 1 and spares == 0)
+                or (batch and (work.is_alone or batch[0].is_alone))
+            ):
                 passed.append(work)
                 continue
             batch.append(work)
-            sessions.add(id(work.session))
             tokens, rows, spares = tokens + count, rows + work.chunk.wanted, spares - (count > 1)
-        self._waiting.extendleft(reversed(passed))
+        self._waiting.extend(passed)
         return batch
 
     async def _walk(self, batch: list[_Work]) -> None:
+        began = perf_counter()
         for work in batch:
             work.session.begin_step()
         try:
             outcome = await self._decoder.forward(self._memory, [work.chunk for work in batch], batch[0].tap or Tap())
         except asyncio.CancelledError:
-            if self._is_closed:
-                raise
-            # Everybody in the batch has withdrawn; the loop itself goes on.
-            assert self._task is not None
-            self._task.uncancel()
-        except Exception as error:
+            # Nobody waits any more, unless it was somebody else who cancelled the task.
             for work in batch:
-                self._fail(work, error)
+                work.fail(ClosedError("the step was cancelled from outside"))
+            raise
+        except Exception as error:
+            self._fail(batch, error)
         else:
             self.steps += 1
-            for work, draft, logits in zip(batch, outcome.drafts, outcome.logits, strict=True):
-                if work.is_withdrawn or work.session.is_closed or work.future.done():
-                    draft.discard()
-                    continue
-                draft.commit()
-                work.session.fed(work.chunk.ids)
-                self.tokens += len(work.chunk.ids)
-                work.future.set_result(logits)
+            self._deliver(batch, outcome)
         finally:
             self._batch = []
+            self._walk_s = perf_counter() - began
             for work in batch:
-                work.session.end_step()
+                if work.draft is None:
+                    work.session.end_step()
 
-    @staticmethod
-    def _fail(work: _Work, error: BaseException) -> None:
-        if not work.future.done():
-            work.future.set_exception(error)
+    def _deliver(self, batch: list[_Work], outcome: Outcome) -> None:
+        for work, draft, logits in zip(batch, outcome.drafts, outcome.logits, strict=True):
+            if work.is_wanted:
+                work.draft = draft
+                work.future.set_result(logits)
+                self._returning.add(work.session)
+            else:
+                draft.discard()
+
+    def _fail(self, batch: list[_Work], error: Exception) -> None:
+        """What one session's tokens need may be broken: the others of a batch must not suffer, so each goes alone."""
+        if len(batch) == 1:
+            batch[0].fail(error)
+            return
+        for work in reversed(batch):
+            if work.is_wanted:
+                work.is_alone = True
+                self._waiting.appendleft(work)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -50,7 +50,7 @@ class _Worker:
 
     def next(self) -> Token | None:
         """The next token, None after the last. Raises what ended the generation."""
-        self._call(self._wanted.set)
+        self._call(lambda: self._wanted.set())
         item = self._items.get()
         if isinstance(item, BaseException):
             raise item
@@ -58,13 +58,13 @@ class _Worker:
 
     def close(self) -> None:
         """Call the generation off and wait until everything of it is gone."""
-        self._call(self._task.cancel)
+        self._call(lambda: self._task.cancel())
         self._thread.join()
 
-    def _call(self, action: Any) -> None:
-        assert self._loop is not None
-        with suppress(RuntimeError):  # the loop is closed: it has ended already
-            self._loop.call_soon_threadsafe(action)
+    def _call(self, action: Callable[[], object]) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: it has ended already
+                self._loop.call_soon_threadsafe(action)
 
     def _work(self, engine: Engine, prompt: Prompt, options: dict[str, Any]) -> None:
         end: BaseException | None = None
@@ -75,6 +75,7 @@ class _Worker:
         except BaseException as error:
             end = error
         self._items.put(end)
+        self._began.set()  # if it never came to run
 
     async def _stream(self, engine: Engine, prompt: Prompt, options: dict[str, Any]) -> None:
         task = asyncio.current_task()

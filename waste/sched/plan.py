@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from waste.errors import BudgetError
 from waste.io.extents import Placement
@@ -50,6 +51,11 @@ class Plan:
     def total_bytes(self) -> int:
         return sum(self.parts.values())
 
+    @property
+    def split(self) -> tuple[int, int, int]:
+        """Pinned tiles, ring slots, expert slots: all that decides which bytes are read again."""
+        return self.pinned_tiles, self.ring_slots, self.expert_slots
+
 
 def floor_bytes(demand: Demand) -> int:
     """The least budget: what is fixed, two ring slots of trunk, two slots for experts."""
@@ -67,19 +73,19 @@ def make_plan(demand: Demand, *, budget: int, floor: int, trunk: int | None = No
     if budget < needed:
         raise BudgetError(f"the budget of {budget:,} bytes is {needed - budget:,} short of {needed:,}; raise --ram")
     room = budget - sum(demand.fixed.values())
-    tiles, record_bytes, least = demand.tiles, demand.record_bytes, _least_slots(demand)
-    affordable = (room - _trunk_bytes(tiles, 0)) // record_bytes if record_bytes else 0
+    tiles, record_bytes, least = _Trunk(demand.tiles), demand.record_bytes, _least_slots(demand)
+    affordable = (room - tiles.bytes(0)) // record_bytes if record_bytes else 0
     wanted = demand.layer_records if experts is None else experts // max(1, record_bytes)
     slots = min(demand.records, affordable, max(least, wanted))
     trunk_room = room - slots * record_bytes
-    pinned = _pinned_tiles(tiles, trunk_room if trunk is None else min(trunk, trunk_room))
-    ring = _ring_slots(tiles, pinned, trunk_room)
-    rest = trunk_room - pinned_bytes(tiles, pinned=pinned) - ring_bytes(tiles, pinned=pinned, slots=ring)
+    pinned = tiles.longest_prefix(trunk_room if trunk is None else min(trunk, trunk_room))
+    ring = tiles.ring_slots(pinned, trunk_room)
+    rest = trunk_room - tiles.bytes(pinned, ring)
     if experts is None and record_bytes:
         slots = _whole_tokens(min(demand.records, slots + rest // record_bytes), demand)
     parts = dict(demand.fixed)
-    parts["pinned"] = pinned_bytes(tiles, pinned=pinned)
-    parts["ring"] = ring_bytes(tiles, pinned=pinned, slots=ring)
+    parts["pinned"] = tiles.pinned(pinned)
+    parts["ring"] = tiles.ring(pinned, ring)
     parts["experts"] = slots * record_bytes
     return Plan(budget, floor, parts, pinned, ring, slots, record_bytes)
 
@@ -95,18 +101,31 @@ def _whole_tokens(slots: int, demand: Demand) -> int:
     return slots // demand.token_records * demand.token_records
 
 
-def _trunk_bytes(tiles: Sequence[Placement], pinned: int) -> int:
-    return pinned_bytes(tiles, pinned=pinned) + ring_bytes(tiles, pinned=pinned, slots=LEAST_RING_SLOTS)
+class _Trunk:
+    """`pinned_bytes` and `ring_bytes` of every prefix, worked out once: a large trunk has thousands of tiles."""
 
+    def __init__(self, tiles: Sequence[Placement]) -> None:
+        sizes = [pinned_bytes([tile], pinned=1) for tile in tiles]
+        self._pinned = [0, *accumulate(sizes)]
+        self._largest = [*reversed([0, *accumulate(reversed(sizes), max)])]
+        self.tiles = len(sizes)
 
-def _pinned_tiles(tiles: Sequence[Placement], room: int) -> int:
-    """The longest prefix that fits beside a ring for the rest."""
-    return max((n for n in range(len(tiles) + 1) if _trunk_bytes(tiles, n) <= room), default=0)
+    def pinned(self, count: int) -> int:
+        """Bytes of the first `count` tiles."""
+        return self._pinned[count]
 
+    def ring(self, count: int, slots: int) -> int:
+        """Bytes of a ring for the others."""
+        return min(slots, self.tiles - count) * self._largest[count]
 
-def _ring_slots(tiles: Sequence[Placement], pinned: int, room: int) -> int:
-    unpinned = len(tiles) - pinned
-    for slots in (RING_SLOTS, LEAST_RING_SLOTS):
-        if pinned_bytes(tiles, pinned=pinned) + ring_bytes(tiles, pinned=pinned, slots=slots) <= room:
-            return min(slots, unpinned)
-    return min(LEAST_RING_SLOTS, unpinned)
+    def bytes(self, count: int, slots: int = LEAST_RING_SLOTS) -> int:
+        return self.pinned(count) + self.ring(count, slots)
+
+    def longest_prefix(self, room: int) -> int:
+        """How many tiles can be pinned beside a least ring for the rest."""
+        return max((count for count in range(self.tiles + 1) if self.bytes(count) <= room), default=0)
+
+    def ring_slots(self, count: int, room: int) -> int:
+        """The ring's slots beside `count` pinned tiles: one more than the least where it fits."""
+        slots = RING_SLOTS if self.bytes(count, RING_SLOTS) <= room else LEAST_RING_SLOTS
+        return min(slots, self.tiles - count)
