@@ -21,7 +21,7 @@ format: $(VENV)/lint.stamp
 	$(BIN)/ruff format .
 
 bench: $(VENV)/run.stamp
-	$(BIN)/python -m tests.kernels.bench
+	$(BIN)/python bench/kernels.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -308,6 +308,61 @@ def test_a_stale_read_in_flight_keeps_its_slot_until_it_returns() -> None:
     run(main)
 
 
+def test_a_stale_read_that_returns_makes_room_for_the_next_tile() -> None:
+    async def main() -> None:
+        disk, scheduler, ring = await made(tiles=6, pinned=0, slots=2)
+        ring.begin()
+        disk.finish_all()
+        await ring.acquire(0)
+        ring.release(0)
+        ring.begin()  # 1 is there, 2 in flight and of no use, so 0 gets the slot of 1
+        assert tiles_in_flight(disk) == [0, 2]
+        while tiles_in_flight(disk)[-1] == 2:
+            disk.finish(0)
+        assert tiles_in_flight(disk) == [0, 1]
+        await ended(disk, scheduler, ring)
+
+    run(main)
+
+
+def test_the_tile_waited_for_gets_the_first_slot_that_returns() -> None:
+    async def main() -> None:
+        disk, scheduler, ring = await made(tiles=6, pinned=0, slots=2)
+        ring.begin()
+        disk.finish(0)
+        both = [asyncio.create_task(ring.acquire(3))]
+        await settle()
+        disk.finish(1)
+        await both[0]  # held; tile 1 still is in flight
+        both.append(asyncio.create_task(ring.acquire(0)))
+        await settle()
+        assert tiles_in_flight(disk) == [1]
+        disk.finish(0)
+        assert tiles_in_flight(disk) == [0]
+        disk.finish(0)
+        assert is_right(await both[1], cut(6)[0])
+        await ended(disk, scheduler, ring)
+
+    run(main)
+
+
+def test_a_tile_that_comes_for_a_waiter_just_cancelled_is_held_by_nobody() -> None:
+    async def main() -> None:
+        disk, scheduler, ring = await made(tiles=2, pinned=1, slots=1)
+        ring.begin()
+        waiter = asyncio.create_task(ring.acquire(0))
+        await settle()
+        waiter.cancel()
+        disk.finish_all()
+        ring.check_integrity()
+        await settle()
+        assert waiter.cancelled()
+        assert ring.statistics().held == 0
+        await ended(disk, scheduler, ring)
+
+    run(main)
+
+
 def test_a_second_walk_takes_over_from_one_that_still_waits() -> None:
     async def main() -> None:
         disk, scheduler, ring = await made(tiles=3, pinned=0, slots=1)

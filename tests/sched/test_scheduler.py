@@ -190,6 +190,25 @@ def test_promote_reorders_what_is_queued() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("how", ["cancel the head", "promote past it"])
+def test_a_read_that_no_longer_waits_behind_a_large_one_goes_at_once(how: str) -> None:
+    async def main() -> None:
+        disk, scheduler = await started(max_bytes_in_flight=100)
+        submit(scheduler, "flying", piece(0, 64), Priority.RING)
+        head = submit(scheduler, "large", piece(0, 64), Priority.RING)
+        small = submit(scheduler, "small", piece(0, 16), Priority.RING)
+        assert not small.is_issued
+        if how == "cancel the head":
+            assert head.cancel()
+        else:
+            small.promote(Priority.DEMAND)
+        assert small.is_issued
+        disk.finish_all()
+        await scheduler.close()
+
+    run(main)
+
+
 def test_callbacks_run_within_the_completion_and_may_submit() -> None:
     async def main() -> None:
         disk, scheduler = await started()

@@ -132,20 +132,6 @@ def f32_from_bf16_bytes(typingctx: Any, array: Any, at: Any) -> Any:
 
 
 @intrinsic
-def load_nibbles(typingctx: Any, array: Any, at: Any) -> Any:
-    """Codes from four bytes of a uint8 array: eight 4-bit values, the low nibble of a byte before the high one."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        word = _load(context, builder, sig, args, _I32, 1)
-        spread = builder.insert_element(ir.Constant(_VI, ir.Undefined), word, _I32(0))
-        spread = builder.shuffle_vector(spread, spread, ir.Constant(_VI, [0] * WIDTH))
-        shifted = builder.lshr(spread, ir.Constant(_VI, [4 * i for i in range(WIDTH)]))
-        return builder.and_(shifted, ir.Constant(_VI, [15] * WIDTH))
-
-    return codes(array, i64), codegen
-
-
-@intrinsic
 def splat(typingctx: Any, value: Any) -> Any:
     """The same float32 in every lane."""
 

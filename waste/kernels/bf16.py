@@ -14,7 +14,7 @@ from ._lanes import element, f32_from_bf16_bytes, fma, fold, load, load_bf16_byt
 
 
 @helper
-def row_product_4(data: Any, row: Any, columns: Any, x: Any, x_at: Any, width: Any) -> Any:
+def four_tokens(data: Any, row: Any, columns: Any, x: Any, x_at: Any, width: Any) -> Any:
     """One row times four tokens: each weight is expanded once, each token keeps its own lanes."""
     a, b, c, d = zero(), zero(), zero(), zero()
     for i in range(0, columns, 8):
@@ -26,26 +26,51 @@ def row_product_4(data: Any, row: Any, columns: Any, x: Any, x_at: Any, width: A
     return fold(a), fold(b), fold(c), fold(d)
 
 
+@helper
+def four_rows(data: Any, row: Any, columns: Any, x: Any, x_at: Any) -> Any:
+    """Four rows times one token: four chains of sums, so that none waits for itself."""
+    a, b, c, d = zero(), zero(), zero(), zero()
+    for i in range(0, columns, 8):
+        value, at = load(x, x_at + i), row + 2 * i
+        a = fma(load_bf16_bytes(data, at), value, a)
+        b = fma(load_bf16_bytes(data, at + 2 * columns), value, b)
+        c = fma(load_bf16_bytes(data, at + 4 * columns), value, c)
+        d = fma(load_bf16_bytes(data, at + 6 * columns), value, d)
+    return fold(a), fold(b), fold(c), fold(d)
+
+
+@helper
+def one_row(data: Any, row: Any, columns: Any, x: Any, x_at: Any) -> Any:
+    """One row times one token."""
+    sums = zero()
+    for i in range(0, columns, 8):
+        sums = fma(load_bf16_bytes(data, row + 2 * i), load(x, x_at + i), sums)
+    return fold(sums)
+
+
 @kernel(u8s, i64, i64, i64, i64, i64, f32s2, f32s2, i64)
 def product(
     data: Any, at: int, scale_at: int, columns: int, first: int, last: int, x: Any, y: Any, y_column: int
 ) -> None:
     """y[t, y_column + r] = Σ_i W[r, i]·x[t, i] for every token t and the rows first ≤ r < last."""
     tokens, width = x.shape
-    for r in range(first, last):
+    r = first
+    while tokens == 1 and r + 4 <= last:
+        out = y_column + r
+        y[0, out], y[0, out + 1], y[0, out + 2], y[0, out + 3] = four_rows(data, at + 2 * columns * r, columns, x, 0)
+        r += 4
+    while r < last:
         row, out = at + 2 * columns * r, y_column + r
         t = 0
         while t + 4 <= tokens:
-            y[t, out], y[t + 1, out], y[t + 2, out], y[t + 3, out] = row_product_4(
+            y[t, out], y[t + 1, out], y[t + 2, out], y[t + 3, out] = four_tokens(
                 data, row, columns, x, t * width, width
             )
             t += 4
         while t < tokens:
-            sums = zero()
-            for i in range(0, columns, 8):
-                sums = fma(load_bf16_bytes(data, row + 2 * i), load(x, t * width + i), sums)
-            y[t, out] = fold(sums)
+            y[t, out] = one_row(data, row, columns, x, t * width)
             t += 1
+        r += 1
 
 
 @kernel(u8s, i64, i64, i64, i64, f32s2, i64, f32s2)

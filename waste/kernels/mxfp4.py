@@ -14,42 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from ._e2m1 import load_e2m1
 from ._jit import f32s2, helper, i64, i64s, kernel, u8s
-from ._lanes import (
-    as_bits,
-    fma,
-    fold,
-    from_bits,
-    load,
-    load_nibbles,
-    splat,
-    splat_code,
-    store,
-    to_float,
-    zero,
-)
+from ._lanes import fma, fold, from_bits, load, splat, splat_code, store, zero
 
 GROUP = 32
 _LEAST_SCALE = np.float32(2.0**-127)
-_HALF = np.float32(0.5)
-
-
-@helper
-def expand(data: Any, at: Any) -> Any:
-    """Eight weights, before their scale, from four bytes.
-
-    With t the three low bits of a nibble, the doubled magnitude is t below 2 and (2 + lowest bit) shifted left
-    by max(t / 2 − 1, 0) from there on.
-    """
-    nibbles = load_nibbles(data, at)
-    one = splat_code(1)
-    low = nibbles & one
-    middle = (nibbles >> one) & one
-    high = (nibbles >> splat_code(2)) & one
-    leading = (middle | high) << one
-    doubled = (low | leading) << (high + (high & middle))
-    sign = (nibbles >> splat_code(3)) << splat_code(31)
-    return from_bits(as_bits(to_float(doubled) * splat(_HALF)) | sign)
 
 
 @helper
@@ -61,13 +31,13 @@ def scale_of(exponent: Any) -> Any:
 
 
 @helper
-def row_product_4(data: Any, row: Any, scales: Any, columns: Any, x: Any, x_at: Any, width: Any) -> Any:
+def four_tokens(data: Any, row: Any, scales: Any, columns: Any, x: Any, x_at: Any, width: Any) -> Any:
     """One row times four tokens: each weight is expanded once, each token keeps its own lanes."""
     a, b, c, d = zero(), zero(), zero(), zero()
     for group in range(columns // GROUP):
         ga, gb, gc, gd = zero(), zero(), zero(), zero()
         for i in range(group * GROUP, group * GROUP + GROUP, 8):
-            w = expand(data, row + i // 2)
+            w = load_e2m1(data, row + i // 2)
             ga = fma(w, load(x, x_at + i), ga)
             gb = fma(w, load(x, x_at + width + i), gb)
             gc = fma(w, load(x, x_at + 2 * width + i), gc)
@@ -78,12 +48,33 @@ def row_product_4(data: Any, row: Any, scales: Any, columns: Any, x: Any, x_at: 
 
 
 @helper
-def row_product(data: Any, row: Any, scales: Any, columns: Any, x: Any, x_at: Any) -> Any:
+def four_rows(data: Any, row: Any, scales: Any, columns: Any, x: Any, x_at: Any) -> Any:
+    """Four rows times one token: four chains of sums, so that none waits for itself."""
+    a, b, c, d = zero(), zero(), zero(), zero()
+    row_bytes, row_scales = columns // 2, columns // GROUP
+    for group in range(row_scales):
+        ga, gb, gc, gd = zero(), zero(), zero(), zero()
+        for i in range(group * GROUP, group * GROUP + GROUP, 8):
+            value, at = load(x, x_at + i), row + i // 2
+            ga = fma(load_e2m1(data, at), value, ga)
+            gb = fma(load_e2m1(data, at + row_bytes), value, gb)
+            gc = fma(load_e2m1(data, at + 2 * row_bytes), value, gc)
+            gd = fma(load_e2m1(data, at + 3 * row_bytes), value, gd)
+        a = fma(ga, scale_of(data[scales + group]), a)
+        b = fma(gb, scale_of(data[scales + row_scales + group]), b)
+        c = fma(gc, scale_of(data[scales + 2 * row_scales + group]), c)
+        d = fma(gd, scale_of(data[scales + 3 * row_scales + group]), d)
+    return fold(a), fold(b), fold(c), fold(d)
+
+
+@helper
+def one_row(data: Any, row: Any, scales: Any, columns: Any, x: Any, x_at: Any) -> Any:
+    """One row times one token."""
     sums = zero()
     for group in range(columns // GROUP):
         partial = zero()
         for i in range(group * GROUP, group * GROUP + GROUP, 8):
-            partial = fma(expand(data, row + i // 2), load(x, x_at + i), partial)
+            partial = fma(load_e2m1(data, row + i // 2), load(x, x_at + i), partial)
         sums = fma(partial, scale_of(data[scales + group]), sums)
     return fold(sums)
 
@@ -94,17 +85,23 @@ def product(
 ) -> None:
     """y[t, y_column + r] = Σ_i W[r, i]·x[t, i] for every token t and the rows first ≤ r < last."""
     tokens, width = x.shape
-    for r in range(first, last):
+    r = first
+    while tokens == 1 and r + 4 <= last:
+        row, scales, out = at + columns // 2 * r, scale_at + columns // GROUP * r, y_column + r
+        y[0, out], y[0, out + 1], y[0, out + 2], y[0, out + 3] = four_rows(data, row, scales, columns, x, 0)
+        r += 4
+    while r < last:
         row, scales, out = at + columns // 2 * r, scale_at + columns // GROUP * r, y_column + r
         t = 0
         while t + 4 <= tokens:
-            y[t, out], y[t + 1, out], y[t + 2, out], y[t + 3, out] = row_product_4(
+            y[t, out], y[t + 1, out], y[t + 2, out], y[t + 3, out] = four_tokens(
                 data, row, scales, columns, x, t * width, width
             )
             t += 4
         while t < tokens:
-            y[t, out] = row_product(data, row, scales, columns, x, t * width)
+            y[t, out] = one_row(data, row, scales, columns, x, t * width)
             t += 1
+        r += 1
 
 
 @kernel(u8s, i64, i64, i64, i64, f32s2)
@@ -113,7 +110,7 @@ def widen(data: Any, at: int, scale_at: int, columns: int, rows: int, y: Any) ->
     for r in range(rows):
         for i in range(0, columns, 8):
             scale = scale_of(data[scale_at + (r * columns + i) // GROUP])
-            store(y, r * y.shape[1] + i, expand(data, at + (r * columns + i) // 2) * scale)
+            store(y, r * y.shape[1] + i, load_e2m1(data, at + (r * columns + i) // 2) * scale)
 
 
 @kernel(u8s, i64, i64, i64s, i64)

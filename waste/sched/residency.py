@@ -174,14 +174,12 @@ class Residency:
     def prefetch(self, keys: Iterable[Hashable]) -> Actions:
         """Start lookahead reads for those keys that have no slot, in the given order, as slots allow.
 
-        Slots come free or by eviction, never from other lookahead, and not while a claim is short of them.
+        Slots come free or by eviction, never from other lookahead; while a claim is short there are none.
         Raises whatever `place` raises; then nothing has changed.
         """
         actions = Actions()
         placed = [(key, self._place(key)) for key in keys if key not in self._records]
         for key, placement in placed:
-            if self._short:
-                break
             if key in self._records:
                 continue
             record = self._room(actions, for_lookahead=True)

@@ -153,7 +153,7 @@ class TrunkRing:
             self._let_go(index)
             if self._cursor == index:
                 self._cursor = (index + 1) % len(self._tiles)
-            if index >= self._pinned or self._waiters:
+            if index >= self._pinned:
                 self._advance()
 
     def close(self) -> None:

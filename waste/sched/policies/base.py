@@ -6,6 +6,14 @@ from collections.abc import Callable, Hashable
 from typing import Protocol
 
 
+def group_of(key: Hashable) -> Hashable:
+    """What the key is asked for together with: a tuple's first item names it, all other keys are one group.
+
+    Leases walk through the groups in turn, so no key of a group is asked for before the group's next turn.
+    """
+    return key[0] if isinstance(key, tuple) and key else None
+
+
 class EvictionPolicy(Protocol):
     """Told about keys by the cache; the order of touches does not depend on when reads return.
 

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""How fast the product kernels are, against what memory delivers in the same run.
+
+bench/kernels.py [--rows N] [--columns N] [--json]: for each format one token and a tile of sixteen, on one thread and
+on all, from buffers larger than the caches. Gweights/s count each weight once per token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numba import njit
+
+from waste.kernels import formats, load_kernels, prepare
+from waste.process import usable_cores
+
+FORMATS = {"BF16": formats.BF16, "F32": formats.F32, "MXFP4": formats.MXFP4}
+
+
+@njit(nogil=True, fastmath=True)  # type: ignore[untyped-decorator]
+def total(values: np.ndarray) -> float:
+    result = 0.0
+    for i in range(values.size):
+        result += values[i]
+    return result
+
+
+def best_s(run: Callable[[], object], *, repeats: int = 7) -> float:
+    """The shortest of several runs, after one to warm up."""
+    run()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def memory_bandwidth(pool: ThreadPoolExecutor, threads: int) -> float:
+    """Bytes a second that `threads` read from memory."""
+    values = np.ones(1 << 25, np.int64)
+    parts = np.array_split(values, threads)
+    return values.nbytes / best_s(lambda: list(pool.map(total, parts)))
+
+
+def measure(name: str, rows: int, columns: int, tokens: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, object]:
+    layout = FORMATS[name]
+    product = load_kernels("numba").formats[name].product
+    random = np.random.default_rng(0)
+    weights = rows * layout.row_bytes(columns)
+    data = random.integers(0, 256, weights + rows * layout.scale_bytes(columns), dtype=np.uint8)
+    if name == "MXFP4":
+        data[weights:] = 120
+    else:
+        data[:weights] = np.tile(random.standard_normal(weights // 64).astype(np.float32).view(np.uint8), 16)[:weights]
+    x = random.standard_normal((tokens, columns)).astype(np.float32)
+    y = np.empty((tokens, rows), np.float32)
+    cuts = [rows * part // threads for part in range(threads + 1)]
+
+    def part(index: int) -> None:
+        product(data, 0, weights, columns, cuts[index], cuts[index + 1], x, y, 0)
+
+    seconds = best_s(lambda: list(pool.map(part, range(threads))))
+    return {
+        "format": name,
+        "tokens": tokens,
+        "threads": threads,
+        "gweights_per_s": rows * columns * tokens / seconds / 1e9,
+        "gbytes_per_s": data.nbytes / seconds / 1e9,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=16384)
+    parser.add_argument("--columns", type=int, default=7168)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    prepare(load_kernels("numba"))
+    cores = usable_cores()
+    found: list[dict[str, object]] = []
+    with ThreadPoolExecutor(cores) as pool:
+        bandwidth = {threads: memory_bandwidth(pool, threads) for threads in sorted({1, cores})}
+        for name in FORMATS:
+            for tokens in (1, 16):
+                found += [
+                    measure(name, options.rows, options.columns, tokens, threads, pool) for threads in sorted({1, cores})
+                ]
+    if options.json:
+        print(json.dumps({"memory_bytes_per_s": bandwidth, "products": found}))
+        return
+    print("memory read  " + "   ".join(f"{n} threads {rate / 1e9:5.1f} GB/s" for n, rate in bandwidth.items()))
+    print(f"{'format':7} {'tokens':>6} {'threads':>7} {'Gweights/s':>11} {'GB/s':>7} {'of memory':>10}")
+    for row in found:
+        share = float(str(row["gbytes_per_s"])) * 1e9 / bandwidth[int(str(row["threads"]))]
+        print(
+            f"{row['format']:7} {row['tokens']:6} {row['threads']:7} {row['gweights_per_s']:11.1f} "
+            f"{row['gbytes_per_s']:7.1f} {share:9.0%}"
+        )
+
+
+if __name__ == "__main__":
+    main()

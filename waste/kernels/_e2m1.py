@@ -1,0 +1,75 @@
+"""Four-bit floats to float32: one table permute where the processor has one, plain integer steps elsewhere.
+
+A nibble is a sign bit and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 (E2M1, OCP Microscaling Formats 1.0). All ways give exactly
+these values, so which one a processor gets is a matter of speed alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._jit import i64, intrinsic, ir
+from ._lanes import WIDTH, lanes
+
+_F32, _I32 = ir.FloatType(), ir.IntType(32)
+_VF, _VI = ir.VectorType(_F32, WIDTH), ir.VectorType(_I32, WIDTH)
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def _every(value: int) -> Any:
+    return ir.Constant(_VI, [value] * WIDTH)
+
+
+def _table(sign: float) -> Any:
+    return ir.Constant(_VF, [sign * magnitude for magnitude in MAGNITUDES])
+
+
+@intrinsic
+def load_e2m1(typingctx: Any, array: Any, at: Any) -> Any:
+    """Lanes from eight codes in four bytes of a uint8 array, the low nibble of a byte before the high one."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        word = builder.load(builder.bitcast(builder.gep(data, [args[1]]), _I32.as_pointer()))
+        word.align = 1
+        spread = builder.insert_element(ir.Constant(_VI, ir.Undefined), word, _I32(0))
+        spread = builder.shuffle_vector(spread, spread, _every(0))
+        codes = builder.lshr(spread, ir.Constant(_VI, [4 * i for i in range(WIDTH)]))
+        features = context.codegen().magic_tuple()[2].split(",")
+        if "+avx512vl" in features:
+            return _by_two_tables(builder, codes)
+        if "+avx2" in features:
+            return _with_sign(builder, _by_one_table(builder, codes), codes)
+        return _with_sign(builder, _by_steps(builder, codes), codes)
+
+    return lanes(array, i64), codegen
+
+
+def _by_two_tables(builder: Any, codes: Any) -> Any:
+    """The lowest four bits select from sixteen signed values (-0 counts as one)."""
+    signature = ir.FunctionType(_VF, [_VF, _VI, _VF])
+    permute = builder.module.declare_intrinsic("llvm.x86.avx512.vpermi2var.ps.256", (), signature)
+    return builder.call(permute, [_table(1.0), codes, _table(-1.0)])
+
+
+def _by_one_table(builder: Any, codes: Any) -> Any:
+    """The lowest three bits select a magnitude."""
+    signature = ir.FunctionType(_VF, [_VF, _VI])
+    permute = builder.module.declare_intrinsic("llvm.x86.avx2.permps", (), signature)
+    return builder.call(permute, [_table(1.0), codes])
+
+
+def _by_steps(builder: Any, codes: Any) -> Any:
+    """With bits h, m, l: the doubled magnitude is l below 2 and (2 + l) shifted left by h + (h and m) from there on."""
+    low = builder.and_(codes, _every(1))
+    middle = builder.and_(builder.lshr(codes, _every(1)), _every(1))
+    high = builder.and_(builder.lshr(codes, _every(2)), _every(1))
+    leading = builder.shl(builder.or_(middle, high), _every(1))
+    shift = builder.add(high, builder.and_(high, middle))
+    doubled = builder.shl(builder.or_(low, leading), shift)
+    return builder.fmul(builder.sitofp(doubled, _VF), ir.Constant(_VF, [0.5] * WIDTH))
+
+
+def _with_sign(builder: Any, magnitude: Any, codes: Any) -> Any:
+    sign = builder.shl(builder.and_(codes, _every(8)), _every(28))
+    return builder.bitcast(builder.or_(builder.bitcast(magnitude, _VI), sign), _VF)
