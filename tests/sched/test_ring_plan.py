@@ -27,14 +27,14 @@ def plan(
     waited: Sequence[int] = (),
     failed: Sequence[int] = (),
 ) -> list[tuple[int, int]]:
-    order = walk_order(cursor, first=first, total=total)
+    order = walk_order(cursor, first=first, end=total)
     return [(read.slot.index, read.tile) for read in plan_ring(order, slots, waited=waited, failed=failed)]
 
 
 def test_the_order_of_a_walk_goes_on_into_the_next() -> None:
-    assert list(walk_order(4, first=2, total=6)) == [4, 5, 2, 3]
-    assert list(walk_order(1, first=2, total=6)) == [2, 3, 4, 5]
-    assert list(walk_order(2, first=6, total=6)) == []
+    assert list(walk_order(4, first=2, end=6)) == [4, 5, 2, 3]
+    assert list(walk_order(1, first=2, end=6)) == [2, 3, 4, 5]
+    assert list(walk_order(2, first=6, end=6)) == []
 
 
 def test_free_slots_get_the_next_tiles() -> None:
@@ -80,7 +80,7 @@ def test_any_ring(total: int, states: list[SlotState], data: st.DataObject) -> N
     )  # fmt: skip
     cursor = data.draw(st.integers(0, total - 1))
     reads = plan(slots, cursor=cursor, total=total)
-    order = list(walk_order(cursor, first=0, total=total))
+    order = list(walk_order(cursor, first=0, end=total))
     after = [slot.tile for slot in slots]
     for index, tile in reads:
         assert slots[index].state in (FREE, QUEUED, RESIDENT)

@@ -46,6 +46,9 @@ class Decoder:
         """Every trunk tensor in walk order, the head last."""
         for layer in self._layers:
             yield from layer.uses(self._residuals)
+        yield from self._head_uses()
+
+    def _head_uses(self) -> Iterator[Use]:
         yield from self._residuals.uses(self._out)
         yield Use(self._norm, is_vector=True)
         yield Use(self._head)
@@ -74,8 +77,10 @@ class Decoder:
     def _take_head(self, scratch: Scratch, rows: int) -> tuple[FloatArray, FloatArray]:
         return scratch.floats(rows, self.config.hidden_size), scratch.floats(rows, self.config.vocab_size)
 
-    async def forward(self, memory: StepMemory, chunks: Sequence[Chunk], tap: Tap) -> Outcome:
+    async def forward(self, memory: StepMemory, chunks: Sequence[Chunk], tap: Tap, *, reads_on: bool = True) -> Outcome:
         """Walk a batch. Nothing of the sessions changes: that is for the drafts of the outcome to commit.
+
+        reads_on: another walk is expected to follow, so the trunk's first tiles are read ahead for it.
 
         Raises ReadError or DamagedError naming what could not be used; then, as when cancelled, all drafts are
         discarded and the memory is free for the next step.
@@ -84,7 +89,15 @@ class Decoder:
         try:
             with (
                 memory.scratch.frame(),
-                TrunkWalk(memory.layout, memory.ring, memory.compute, memory.kernels, memory.add_wait) as walk,
+                TrunkWalk(
+                    memory.layout,
+                    memory.ring,
+                    memory.compute,
+                    memory.kernels,
+                    memory.add_wait,
+                    end=self._end(memory.layout, chunks),
+                    reads_on=reads_on,
+                ) as walk,
             ):
                 tokens = drafts[-1].end
                 step = Step(tokens, drafts, walk, memory.compute, memory.kernels, memory.scratch, tap)
@@ -99,6 +112,13 @@ class Decoder:
             for draft in drafts:
                 draft.discard()
             raise
+
+    def _end(self, layout: TrunkLayout, chunks: Sequence[Chunk]) -> int:
+        """The tile that this walk ends before: nobody reads the head if nobody wants logits."""
+        if any(chunk.wanted for chunk in chunks):
+            return len(layout.placements)
+        head = {use.name for use in self._head_uses()}
+        return 1 + max(piece.tile for piece in layout.pieces if piece.tensor.name not in head)
 
     async def _logits(self, step: Step, chunks: Sequence[Chunk], rows: LayerRows) -> list[FloatArray]:
         """For each chunk its wanted rows of logits [wanted, vocab], copies that outlive the step."""

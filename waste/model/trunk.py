@@ -23,6 +23,8 @@ Buffer = npt.NDArray[np.uint8]
 class TrunkWalk:
     """Holds one tile at a time. A context manager: leaving it, however, lets go of the tile.
 
+    end: the walk uses no tile from this one on. reads_on: another walk is expected to follow.
+
     Products and vectors name their tensors in walk order; asking for one that was passed raises RuntimeError.
     """
 
@@ -33,17 +35,22 @@ class TrunkWalk:
         compute: Compute,
         kernels: KernelSet,
         add_wait: Callable[[float], None],
+        *,
+        end: int,
+        reads_on: bool,
     ) -> None:
         self._layout = layout
         self._ring = ring
         self._compute = compute
         self._kernels = kernels
         self._add_wait = add_wait
+        self._end = end
+        self._reads_on = reads_on
         self._tile = -1
         self._data: Buffer | None = None
 
     def __enter__(self) -> TrunkWalk:
-        self._ring.begin()
+        self._ring.begin(end=self._end, reads_on=self._reads_on)
         return self
 
     def __exit__(

@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +89,8 @@ class TrunkRing:
             begin += _page_rounded(tile.buffer_bytes)
         self._arrays.extend(self._arenas[1].slot(index) for index in range(slots))
         self._cursor = 0
+        self._end = len(tiles)
+        self._reads_on = True
         # Who holds a tile: the future that was handed it, or None if it was there at once.
         self._held: dict[int, asyncio.Future[WasteError | None] | None] = {}
         self._waiters: dict[int, asyncio.Future[WasteError | None]] = {}
@@ -102,8 +105,11 @@ class TrunkRing:
         """`pinned_bytes` + `ring_bytes`, as allocated."""
         return sum(arena.allocated_bytes for arena in self._arenas)
 
-    def begin(self) -> None:
+    def begin(self, *, end: int | None = None, reads_on: bool = True) -> None:
         """A walk begins at tile 0, wherever the last one ended or was aborted; failed tiles are tried again.
+
+        end: the walk ends before this tile; None: after the last. reads_on: at its end the first tiles are read ahead
+        for another walk; without, nothing is read that this one does not need.
 
         Tiles still held are let go of: an aborted walk must not `release` after this. Raises ClosedError.
         """
@@ -113,6 +119,8 @@ class TrunkRing:
                 self._let_go(index)
             self._failed.clear()
             self._cursor = 0
+            self._end = len(self._tiles) if end is None else end
+            self._reads_on = reads_on
             for index in range(self._pinned):
                 if self._table[index].state is FREE:
                     self._start(self._table[index], index)
@@ -152,7 +160,7 @@ class TrunkRing:
         with self._scheduler.batch():
             self._let_go(index)
             if self._cursor == index:
-                self._cursor = (index + 1) % len(self._tiles)
+                self._cursor = 0 if index + 1 >= self._end and self._reads_on else index + 1
             if index >= self._pinned:
                 self._advance()
 
@@ -257,7 +265,7 @@ class TrunkRing:
                 self._start(self._table[index], index)
         if len(self._ring) == len(self._tiles) - self._pinned and not self._table.count(FREE):
             return  # every tile has its slot
-        order = walk_order(self._cursor, first=self._pinned, total=len(self._tiles))
+        order = walk_order(self._cursor, first=self._pinned, end=self._end, reads_on=self._reads_on)
         waited = [index for index in self._waiters if index >= self._pinned]
         for slot, tile in plan_ring(order, self._ring, waited=waited, failed=self._failed):
             self._clear(slot)
@@ -265,8 +273,8 @@ class TrunkRing:
 
     def _is_ahead(self, tile: int) -> bool:
         """Whether it is pinned, or one of the next tiles of the walk, as many as the ring has slots."""
-        others = len(self._tiles) - self._pinned
-        return tile < self._pinned or (tile - max(self._cursor, self._pinned)) % others < len(self._ring)
+        order = walk_order(self._cursor, first=self._pinned, end=self._end, reads_on=self._reads_on)
+        return tile < self._pinned or tile in islice(order, len(self._ring))
 
     def _start(self, slot: TileSlot, tile: int) -> None:
         self._table.move(slot, QUEUED)

@@ -27,11 +27,12 @@ class TileRead(NamedTuple):
     tile: int
 
 
-def walk_order(cursor: int, *, first: int, total: int) -> Iterator[int]:
-    """The tiles `first` to `total` - 1 in the order a walk at `cursor` meets them, the next walk included."""
+def walk_order(cursor: int, *, first: int, end: int, reads_on: bool = True) -> Iterator[int]:
+    """The tiles `first` to `end` - 1 in the order a walk at `cursor` meets them; with `reads_on` the next walk's too."""
     begin = max(cursor, first)
-    yield from range(begin, total)
-    yield from range(first, begin)
+    yield from range(begin, end)
+    if reads_on:
+        yield from range(first, min(begin, end))
 
 
 def plan_ring(
