@@ -53,6 +53,8 @@ class Opened:
     workers: Workers
     files: FileSet
     backend: str
+    opening_s: float
+    """Seconds the compute threads spent on opening: tables and kernels, not the model."""
 
     @property
     def bundle(self) -> ModelBundle:
@@ -83,7 +85,7 @@ class Opened:
             lookahead_issued=experts.lookahead_issued,
             lookahead_used=experts.lookahead_used,
             io_wait_s=reads.io_wait_s,
-            compute_s=self.workers.statistics().busy_s,
+            compute_s=self.workers.statistics().busy_s - self.opening_s,
             loop_us_per_read=reads.loop_us_per_read,
             peak_rss_bytes=peak_rss_bytes,
             ram_budget_bytes=self.plan.budget_bytes,
@@ -103,7 +105,7 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
     compute = Compute(workers)
     drawn = await _on_worker(compute, lambda _: draw(load_bundle(path), settings))
     kernels = await _on_worker(compute, lambda check: _prepare_kernels(settings.compute_kernels, progress, check))
-    backend = backends.create(settings.io_backend, queue_depth=settings.io_queue_depth)
+    backend = backends.create(settings.io_backend, queue_depth=settings.io_queue_depth, faults=settings.io_faults)
     files = FileSet(drawn.bundle.source.paths, direct=_direct_mode(settings.io_direct))
     queue = ReadQueue(queue_depth=settings.io_queue_depth, max_bytes_in_flight=BYTES_IN_FLIGHT)
     scheduler = ReadScheduler(backend, queue)
@@ -115,7 +117,9 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
     group = await stack.enter_async_context(asyncio.TaskGroup())
     loop.start(group)
     generator = Generator(loop, compute, kernels, drawn.bundle.tokenizer, sizes.chunk)
-    return Opened(drawn, loop, generator, memory, scheduler, workers, files, settings.io_backend)
+    return Opened(
+        drawn, loop, generator, memory, scheduler, workers, files, settings.io_backend, workers.statistics().busy_s
+    )
 
 
 async def _on_worker(compute: Compute, work: Callable[[Callable[[], None]], T]) -> T:

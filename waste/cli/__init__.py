@@ -1,0 +1,30 @@
+"""The command line: `waste COMMAND ...`.
+
+A command only parses its arguments and returns what is to be done. `main` does it, so that interrupts, broken pipes
+and errors end the same way everywhere, whatever Typer makes of them. Nothing heavy is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """The console script. Exits 0, 1 failed, 2 usage or bad input, 3 budget, 4 damaged data, 130 interrupted."""
+    try:
+        from waste.cli.interrupt import INTERRUPTION
+
+        INTERRUPTION.watch()
+        from waste.cli.app import execute
+
+        code = execute(sys.argv[1:])
+    except KeyboardInterrupt:  # before anybody watched
+        code = 130
+    # All is closed by now. Python would take half a second more to take its modules and compiled kernels apart.
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)

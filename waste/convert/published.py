@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from waste.errors import ModelError
+from waste.io.checkpoint import MAX_CONFIG_BYTES
 from waste.io.extents import Extent
+from waste.io.jsonfile import read_json
 from waste.io.source import Bank, Part, TensorInfo
+from waste.model.bundle import ModelBundle
 from waste.model.config import ModelConfig, parse_config
 from waste.model.tensors import check_widths, expert_shapes, tensor_shapes
 
@@ -157,3 +161,15 @@ def published_source(raw: Mapping[str, object]) -> tuple[PublishedSource, ModelC
     config = parse_config(raw)
     check_widths(config)
     return PublishedSource(raw, config, is_mxfp4=raw.get("quantization_config") is not None), config
+
+
+def config_bundle(path: Path) -> ModelBundle:
+    """A model to plan, from its `config.json` alone; it has no files to run.
+
+    Raises ModelError or DamagedError naming what is wrong with the file, UnsupportedError for what cannot be run.
+    """
+    raw = read_json(path, max_bytes=MAX_CONFIG_BYTES, unique_keys=True)
+    if not isinstance(raw, dict):
+        raise ModelError(f"{path} holds {type(raw).__name__}, expected a model's configuration")
+    source, config = published_source(raw)
+    return ModelBundle(path, source, config, None, frozenset(config.eos_token_ids))

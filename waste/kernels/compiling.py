@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO
 
 from .kernel_set import KernelSet, load_kernels
 
@@ -19,7 +23,7 @@ _CHILD = f"import sys; sys.path.insert(0, {_ROOT!r}); from waste.kernels.compili
 
 
 def prepare(kernel_set: KernelSet, progress: Progress = lambda done: None) -> None:
-    """Make every kernel callable; `progress(done)` as they are compiled, and it may raise to call it off."""
+    """Make every kernel callable; `progress(done)` again and again meanwhile, which may raise to call it off."""
     if kernel_set.name != "numba":
         return
     from ._jit import compile_kernel, ready_mark
@@ -27,9 +31,12 @@ def prepare(kernel_set: KernelSet, progress: Progress = lambda done: None) -> No
     mark = ready_mark()
     if mark is not None and not mark.exists():
         _compile_elsewhere(progress)
-    for done, kernel in enumerate(kernel_set.kernels()):
+    done = 0
+    for kernel in kernel_set.kernels():
         progress(done)
         compile_kernel(kernel)
+        done += 1
+    progress(done)
 
 
 def _compile_elsewhere(progress: Progress) -> None:
@@ -40,15 +47,31 @@ def _compile_elsewhere(progress: Progress) -> None:
         )
     except OSError:
         return
-    with child:
-        assert child.stdout is not None
-        try:
-            for line in child.stdout:
-                if line.strip().isdigit():
-                    progress(int(line))
-        except BaseException:
-            child.kill()
-            raise
+    lines: SimpleQueue[bytes | None] = SimpleQueue()
+    reader = threading.Thread(target=_pump, args=(child.stdout, lines), name="waste-compiling", daemon=True)
+    reader.start()
+    done = 0
+    line: bytes | None = b"0"
+    try:
+        while line is not None:
+            done = int(line) if line.strip().isdigit() else done
+            progress(done)
+            # Not a moment longer without `progress`: it may want to call this off while one kernel takes a second.
+            with suppress(Empty):
+                line = lines.get(timeout=0.05)
+    except BaseException:
+        child.kill()
+        raise
+    finally:
+        child.wait()
+        reader.join()
+
+
+def _pump(stream: IO[bytes], lines: SimpleQueue[bytes | None]) -> None:
+    with stream:
+        for line in stream:
+            lines.put(line)
+    lines.put(None)
 
 
 def fill_cache() -> None:

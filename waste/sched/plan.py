@@ -78,8 +78,9 @@ def make_plan(demand: Demand, *, budget: int, floor: int, trunk: int | None = No
     wanted = demand.layer_records if experts is None else experts // max(1, record_bytes)
     slots = min(demand.records, affordable, max(least, wanted))
     trunk_room = room - slots * record_bytes
-    pinned = tiles.longest_prefix(trunk_room if trunk is None else min(trunk, trunk_room))
-    ring = tiles.ring_slots(pinned, trunk_room)
+    wished = trunk_room if trunk is None else max(tiles.bytes(0), min(trunk, trunk_room))
+    pinned = tiles.longest_prefix(wished)
+    ring = tiles.ring_slots(pinned, wished)
     rest = trunk_room - tiles.bytes(pinned, ring)
     if experts is None and record_bytes:
         slots = _whole_tokens(min(demand.records, slots + rest // record_bytes), demand)

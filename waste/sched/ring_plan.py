@@ -28,7 +28,7 @@ class TileRead(NamedTuple):
 
 
 def walk_order(cursor: int, *, first: int, end: int, reads_on: bool = True) -> Iterator[int]:
-    """The tiles `first` to `end` - 1 in the order a walk at `cursor` meets them; with `reads_on` the next walk's too."""
+    """The tiles `first` to `end` - 1 as a walk at `cursor` meets them; with `reads_on` the next walk's too."""
     begin = max(cursor, first)
     yield from range(begin, end)
     if reads_on:
