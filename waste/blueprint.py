@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from waste.errors import BudgetError, ContextLengthError
 from waste.footprint import COMPILER_BYTES, MOST_SESSIONS, StepSizes, make_demand, record_slot_bytes, step_sizes
 from waste.io.files import FileSet
+from waste.machine import usable_memory_bytes
 from waste.model.bundle import ModelBundle
 from waste.model.decoder import Decoder
 from waste.model.layout import TrunkLayout, lay_out
 from waste.model.state import StateShape
-from waste.process import physical_memory_bytes, usable_cores
+from waste.process import usable_cores
 from waste.sched.plan import Demand, Plan, floor_bytes, make_plan
 from waste.settings import DEFAULT_CONTEXT, GIB, Settings
 
@@ -33,8 +34,8 @@ class Blueprint:
     threads: int
 
 
-def draw(bundle: ModelBundle, settings: Settings) -> Blueprint:
-    """Plan a model under settings.
+def draw(bundle: ModelBundle, settings: Settings, *, record_bytes: int | None = None) -> Blueprint:
+    """Plan a model under settings; `record_bytes` is the model's `record_slot_bytes`, where it is known already.
 
     Raises BudgetError with the shortfall, ContextLengthError for a context the model was not made for.
     """
@@ -44,8 +45,8 @@ def draw(bundle: ModelBundle, settings: Settings) -> Blueprint:
     threads = settings.compute_threads or min(usable_cores(), COMPUTE_THREADS)
     decoder = Decoder(config, bundle.source, align)
     layout = lay_out(decoder.uses(), bundle.source.tensors, tile_bytes=max(1, settings.trunk_tile), align=align)
-    budget = settings.ram or (physical_memory_bytes() or DEFAULT_RAM) // 8 * 7
-    record_bytes = record_slot_bytes(bundle.source, align)
+    budget = settings.ram or usable_memory_bytes(if_unknown=DEFAULT_RAM) // 8 * 7
+    slot_bytes = record_slot_bytes(bundle.source, align) if record_bytes is None else record_bytes
 
     def plan_for(sessions: int) -> tuple[StepSizes, Demand]:
         sizes = step_sizes(settings, config.vocab_size, sessions=sessions)
@@ -56,7 +57,7 @@ def draw(bundle: ModelBundle, settings: Settings) -> Blueprint:
             context=settings.context,
             sizes=sizes,
             threads=threads,
-            record_bytes=record_bytes,
+            record_bytes=slot_bytes,
         )
         return sizes, demand
 

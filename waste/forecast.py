@@ -57,4 +57,5 @@ def forecast(drawn: Blueprint) -> Forecast:
 
 def with_more_ram(drawn: Blueprint, settings: Settings, extra: int = GIB) -> Blueprint:
     """The same model under a larger budget; sizes wished for in settings stay as wished."""
-    return draw(drawn.bundle, replace(settings, ram=drawn.plan.budget_bytes + extra))
+    more = replace(settings, ram=drawn.plan.budget_bytes + extra)
+    return draw(drawn.bundle, more, record_bytes=drawn.demand.record_bytes)

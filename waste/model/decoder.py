@@ -56,9 +56,12 @@ class Decoder:
     def scratch_bytes(self, *, tokens: int, logit_rows: int, threads: int) -> int:
         """Scratch that a step of so many tokens and rows of logits takes."""
 
+        # Layers of one make take the same.
+        makes = {(type(layer.attention), type(layer.ffn)): layer for layer in self._layers}
+
         def take(scratch: Scratch) -> None:
             self._take_rows(scratch, tokens)
-            for layer in self._layers:
+            for layer in makes.values():
                 layer.take(scratch, tokens, threads)
             self._take_head(scratch, logit_rows)
 
