@@ -1,4 +1,4 @@
-"""What the operating system says about this process and its machine."""
+"""What the operating system says about this process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def physical_memory_bytes() -> int:
-    """RAM of the machine, 0 where the system does not tell."""
-    if not hasattr(os, "sysconf"):
-        return 0
+def major_faults() -> int:
+    """How often this process had to wait for the disk to get a page of its own memory, 0 where nobody tells."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
+        import resource  # absent on Windows
+    except ImportError:
         return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 def usable_cores() -> int:

@@ -30,7 +30,7 @@ class Settings:
     io_queue_depth: int = 8
     io_direct: str = "auto"
     io_faults: str = ""
-    cache_policy: str = "lru"
+    cache_policy: str = "lfru"
     prefetch_policy: str = "none"
     prefetch_width: int | None = None
     prefetch_depth: int = 1

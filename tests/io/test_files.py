@@ -2,6 +2,7 @@
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -138,10 +139,35 @@ def test_platforms_that_lack_it(
 
 
 def test_a_platform_without_positional_reads(paths: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "preadv", raising=False)
-    monkeypatch.delattr(os, "pread", raising=False)
-    with pytest.raises(UnsupportedError, match="positional"):
-        FileSet(paths).open()
+    """Windows: readers share one position, and must not read at each other's."""
+    for name in ("O_DIRECT", "preadv", "pread"):
+        monkeypatch.delattr(os, name, raising=False)
+    files = FileSet(paths, warn=lambda message: None)
+    files.open()
+    wanted = paths[0].read_bytes()
+
+    def read_many(block: int) -> None:
+        buffer = bytearray(BLOCK)
+        for _ in range(200):
+            assert files.read_into(0, memoryview(buffer), block * BLOCK) == BLOCK
+            assert buffer == wanted[block * BLOCK :][:BLOCK]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(read_many, range(4)))
+    files.close()
+
+
+def test_the_page_cache_may_be_chosen_before_opening(paths: tuple[Path, ...]) -> None:
+    warnings: list[str] = []
+    files = FileSet(paths, warn=warnings.append)
+    files.use_page_cache("maps files")
+    files.open()
+    check_reads(files)
+    assert not files.direct_obtained
+    assert not warnings, "it was chosen, not refused"
+    files.close()
+    with pytest.raises(UnsupportedError, match=r"maps files.*io\.direct"):
+        FileSet(paths, direct="on").use_page_cache("maps files")
 
 
 def test_interrupted_reads_begin_again(paths: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ async def test_completions_share_wakeups(path: Path) -> None:
     backend.submit([ReadOp(token, 0, 0, BLOCK, BLOCK, buffers.slot(token).data) for token in range(64)])
     backend.release()
     # The loop is kept from running until all have returned; then one callback brings them.
-    block_until(lambda: len(backend._returned) == 64)
+    block_until(lambda: backend._ledger.returned == 64)
     await inbox.wait_for(64)
     assert inbox.batches == [64]
     assert backend.statistics().wakeups == 1

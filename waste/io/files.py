@@ -24,6 +24,9 @@ DirectMode = Literal["auto", "on", "off"]
 # Offset, length and address of direct reads are multiples of this: the block size of every common device.
 ALIGNMENT = 4096
 
+# Windows would otherwise translate line ends.
+_READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+
 _log = logging.getLogger("waste.io")
 
 
@@ -59,6 +62,7 @@ class FileSet:
         self._mode = direct
         self._warn = warn
         self._lock = threading.Lock()
+        self._position_lock = threading.Lock()
         self._warned = False
         self._descriptors: list[int] = []
         self._direct: list[bool] = []
@@ -73,6 +77,18 @@ class FileSet:
         """Whether this file is read past the page cache."""
         return self._direct[file]
 
+    def use_page_cache(self, why: str) -> None:
+        """Do not try direct reads after all; before `open`. Raises UnsupportedError if they are demanded."""
+        if self._mode == "on":
+            raise UnsupportedError(f"{why}, and io.direct is 'on'; set it to 'auto' or choose another io.backend")
+        self._mode = "off"
+
+    def descriptor(self, file: int) -> int:
+        """The open file itself, for what `read_into` cannot do. Raises ClosedError before `open`, after `close`."""
+        if not self._descriptors:
+            raise ClosedError("the files are not open")
+        return self._descriptors[file]
+
     def open(self) -> None:
         """Open every file and read a first block of those that are to be direct. Blocks; safe to call twice.
 
@@ -83,8 +99,6 @@ class FileSet:
             raise ClosedError("the files were closed")
         if self._descriptors:
             return
-        if not hasattr(os, "preadv") and not hasattr(os, "pread"):
-            raise UnsupportedError("this platform has no positional reads (os.preadv or os.pread)")
         probe = Arena(1, self.alignment)
         try:
             for number, path in enumerate(self.paths):
@@ -107,29 +121,42 @@ class FileSet:
         Falls back from direct reads where they are refused. Raises OSError as the system does,
         UnsupportedError if direct reads are demanded and refused, ClosedError before `open` and after `close`.
         """
-        if not self._descriptors:
-            raise ClosedError("the files are not open")
-        descriptor = self._descriptors[file]
+        descriptor = self.descriptor(file)
         was_direct = self._direct[file]
         try:
-            return _read_at(descriptor, buffer, offset)
+            return self._read_at(descriptor, buffer, offset)
         except OSError as error:
             if error.errno != errno.EINVAL or not was_direct:
                 raise
         self._fall_back(file)
-        return _read_at(descriptor, buffer, offset)
+        return self._read_at(descriptor, buffer, offset)
 
     def close(self) -> None:
         """Close every file. Only after the last read has returned. Safe to call twice, and without `open`."""
         self._closed = True
         self._close_descriptors()
 
+    def _read_at(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        """One read at an offset, begun again where a signal interrupts it."""
+        while True:
+            with suppress(InterruptedError):
+                if hasattr(os, "preadv"):
+                    return os.preadv(descriptor, [buffer], offset)
+                if hasattr(os, "pread"):
+                    data = os.pread(descriptor, buffer.nbytes, offset)
+                else:  # Windows: the position belongs to the descriptor, so one reader at a time
+                    with self._position_lock:
+                        os.lseek(descriptor, offset, os.SEEK_SET)
+                        data = os.read(descriptor, buffer.nbytes)
+                buffer[: len(data)] = data
+                return len(data)
+
     def _open_one(self, path: Path) -> None:
         direct = False
         if self._mode != "off":
             direct = self._open_direct(path)
         if not direct:
-            self._descriptors.append(os.open(path, os.O_RDONLY))
+            self._descriptors.append(os.open(path, _READ_ONLY))
             self._direct.append(False)
         if self._mode != "off" and not direct:
             self._note_fallback(path)
@@ -139,11 +166,11 @@ class FileSet:
         if hasattr(os, "O_DIRECT"):
             # A file that cannot be opened at all fails again in the plain open, with the error that matters.
             with suppress(OSError):
-                self._descriptors.append(os.open(path, os.O_RDONLY | os.O_DIRECT))
+                self._descriptors.append(os.open(path, _READ_ONLY | os.O_DIRECT))
                 self._direct.append(True)
                 return True
             return False
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, _READ_ONLY)
         if _set_uncached(descriptor, on=True):
             self._descriptors.append(descriptor)
             self._direct.append(True)
@@ -183,17 +210,6 @@ class FileSet:
         for descriptor in descriptors:
             with suppress(OSError):
                 os.close(descriptor)
-
-
-def _read_at(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """One positional read, begun again where a signal interrupts it."""
-    while True:
-        with suppress(InterruptedError):
-            if hasattr(os, "preadv"):
-                return os.preadv(descriptor, [buffer], offset)
-            data = os.pread(descriptor, buffer.nbytes, offset)
-            buffer[: len(data)] = data
-            return len(data)
 
 
 def _set_uncached(descriptor: int, *, on: bool) -> bool:

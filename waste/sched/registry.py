@@ -45,4 +45,4 @@ class Registry(Generic[T]):
         return self._factories[name]()
 
     def _module_names(self) -> set[str]:
-        return {module.name for module in pkgutil.iter_modules(self._path)} - {"base"}
+        return {module.name for module in pkgutil.iter_modules(self._path)} - {"base", "contract"}

@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from waste.errors import InputError
-from waste.io.backends.base import Backend
+from waste.io.backends.base import Backend, TakesFaults
 
 Factory = Callable[[int], Backend]
 
-_NOT_BACKENDS = {"base", "contract"}
+_NOT_BACKENDS = {"base", "contract", "faults", "ledger"}
 _factories: dict[str, Factory] = {}
 
 
@@ -26,10 +26,12 @@ def names() -> list[str]:
     return sorted(_factories.keys() | _module_names())
 
 
-def create(name: str, *, queue_depth: int) -> Backend:
+def create(name: str, *, queue_depth: int, faults: str = "") -> Backend:
     """A new backend, not yet started; "auto" is the best one for this machine, today always `threads`.
 
-    Raises InputError for an unknown name or a queue depth below 1.
+    faults: what a simulated disk does wrong, see `waste.io.backends.faults`.
+
+    Raises InputError for an unknown name, a queue depth below 1, and faults that are malformed or for a real disk.
     """
     if queue_depth < 1:
         raise InputError(f"io.queue_depth is {queue_depth}; expected at least 1")
@@ -42,7 +44,12 @@ def create(name: str, *, queue_depth: int) -> Backend:
         near = get_close_matches(name, names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise InputError(f"unknown io.backend {name!r}; expected auto, {', '.join(names())}{hint}")
-    return _factories[name](queue_depth)
+    backend = _factories[name](queue_depth)
+    if faults:
+        if not isinstance(backend, TakesFaults):
+            raise InputError(f"io.faults is {faults!r}, but io.backend {name!r} is a real disk; set it to 'simulated'")
+        backend.set_faults(faults)
+    return backend
 
 
 def _module_names() -> set[str]:

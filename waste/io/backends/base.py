@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from waste.errors import ReadError
 from waste.io.files import FileSet
@@ -97,3 +97,12 @@ class Backend(Protocol):
         ...
 
     def statistics(self) -> BackendStatistics: ...
+
+
+@runtime_checkable
+class TakesFaults(Protocol):
+    """A backend that is no real disk, and can be told what to do wrong."""
+
+    def set_faults(self, text: str) -> None:
+        """Before `start`. Raises InputError naming the part of `text` that is malformed."""
+        ...

@@ -41,7 +41,7 @@ class Inbox:
         self.batches.append(len(batch))
         self._arrived.set()
 
-    async def wait_for(self, count: int, *, timeout_s: float = 10.0) -> dict[int, Completion]:
+    async def wait_for(self, count: int, *, timeout_s: float | None = 10.0) -> dict[int, Completion]:
         """Everything delivered so far, once there are `count`."""
         async with asyncio.timeout(timeout_s):
             while len(self.completions) < count:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -16,23 +15,28 @@ from queue import Empty, SimpleQueue
 from waste.errors import ClosedError, ReadError, WasteError
 from waste.io.backends import register
 from waste.io.backends.base import BackendStatistics, Completion, Deliver, ReadOp
+from waste.io.backends.ledger import Ledger
 from waste.io.extents import MAX_READ_BYTES
 from waste.io.files import FileSet
 
 Read = Callable[[FileSet, ReadOp], int]
+ReadInto = Callable[[int, memoryview, int], int]
 
 
-def read_fully(files: FileSet, op: ReadOp) -> int:
+def read_fully(files: FileSet, op: ReadOp, *, read_into: ReadInto | None = None) -> int:
     """Read until `op.need` bytes have arrived, in steps of at most 1 GiB; returns the bytes that did.
+
+    read_into: what takes one step, `files.read_into` if None.
 
     Raises ReadError if the file ends before, and OSError as the system does.
     """
+    read_into = read_into or files.read_into
     done = 0
     while done < op.need:
         # A direct read may go on only at a block boundary, so a block that came in part is read again.
         begin = done - done % files.alignment if files.is_direct(op.file) else done
         end = min(op.length, begin + MAX_READ_BYTES)
-        came = files.read_into(op.file, op.buffer[begin:end], op.offset + begin)
+        came = read_into(op.file, op.buffer[begin:end], op.offset + begin)
         if begin + came <= done:
             raise ReadError(
                 f"{files.paths[op.file]}: only {done:,} of {op.need:,} bytes at {op.offset:,}; "
@@ -40,6 +44,24 @@ def read_fully(files: FileSet, op: ReadOp) -> int:
             )
         done = begin + came
     return done
+
+
+def carry_out(read: Read, files: FileSet, op: ReadOp) -> tuple[ReadError | None, int]:
+    """Read; whatever goes wrong comes back as a ReadError, so that no reader ever dies of it."""
+    try:
+        return None, read(files, op)
+    except ReadError as error:
+        # Tracebacks hold the frames that hold the buffer.
+        return error.with_traceback(None), 0
+    except WasteError as error:
+        return ReadError(str(error)), 0
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        failure = ReadError(
+            f"{files.paths[op.file]}: reading {op.need:,} bytes at {op.offset:,} failed: {reason or repr(error)}"
+        )
+        failure.__cause__ = error.with_traceback(None)
+        return failure, 0
 
 
 class ThreadsBackend:
@@ -50,14 +72,12 @@ class ThreadsBackend:
         self._read = read
         self._queue: SimpleQueue[ReadOp | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._returned: deque[tuple[Completion, int]] = deque()
+        self._ledger = Ledger()
         self._wake_pending = False
         self._files: FileSet | None = None
         self._closing = False
         self._readers_left = 0
         self._lock = threading.Lock()  # guards `_readers_left`
-        self._submitted = self._completed = self._failed = 0
-        self._bytes_read = self._peak_in_flight = self._wakeups = 0
 
     async def start(self, files: FileSet, deliver: Deliver) -> None:
         """See `Backend.start`. The files are opened on a reader's thread."""
@@ -81,11 +101,7 @@ class ThreadsBackend:
         """See `Backend.submit`."""
         if self._files is None or self._closing:
             raise ClosedError("the read backend is not running")
-        for op in ops:
-            if not 0 <= op.file < len(self._files.paths):
-                raise ValueError(f"file {op.file} of {len(self._files.paths)}")
-        self._submitted += len(ops)
-        self._peak_in_flight = max(self._peak_in_flight, self._submitted - self._completed)
+        self._ledger.submit(ops, self._files)
         for op in ops:
             self._queue.put(op)
 
@@ -102,15 +118,7 @@ class ThreadsBackend:
 
     def statistics(self) -> BackendStatistics:
         """See `BackendStatistics`."""
-        return BackendStatistics(
-            submitted=self._submitted,
-            completed=self._completed,
-            failed=self._failed,
-            bytes_read=self._bytes_read,
-            peak_in_flight=self._peak_in_flight,
-            wakeups=self._wakeups,
-            direct_obtained=self._files is not None and self._files.direct_obtained,
-        )
+        return self._ledger.statistics(direct_obtained=self._files is not None and self._files.direct_obtained)
 
     # On the event loop's thread.
 
@@ -144,16 +152,7 @@ class ThreadsBackend:
     def _wake(self) -> None:
         """Deliver everything that has returned. The flag goes first: what returns from now on wakes anew."""
         self._wake_pending = False
-        completions: list[Completion] = []
-        while self._returned:
-            completion, bytes_read = self._returned.popleft()
-            completions.append(completion)
-            self._bytes_read += bytes_read
-            self._failed += completion.error is not None
-        if completions:
-            self._completed += len(completions)
-            self._wakeups += 1
-            self._deliver(completions)
+        self._ledger.deliver(self._deliver)
 
     # On the readers' threads.
 
@@ -169,7 +168,7 @@ class ThreadsBackend:
     def _serve(self, files: FileSet) -> None:
         while (op := self._queue.get()) is not None:
             token = op.token
-            error, bytes_read = self._carry_out(files, op)
+            error, bytes_read = carry_out(self._read, files, op)
             del op  # an idle reader keeps no buffer alive
             self._return(token, error, bytes_read)
         with self._lock:
@@ -180,25 +179,8 @@ class ThreadsBackend:
             files.close()
             self._call_on_loop(self._readers_gone.set)
 
-    def _carry_out(self, files: FileSet, op: ReadOp) -> tuple[ReadError | None, int]:
-        """Read; whatever goes wrong comes back as a ReadError, so that no reader ever dies of it."""
-        try:
-            return None, self._read(files, op)
-        except ReadError as error:
-            # Tracebacks hold the frames that hold the buffer.
-            return error.with_traceback(None), 0
-        except WasteError as error:
-            return ReadError(str(error)), 0
-        except Exception as error:
-            reason = error.strerror if isinstance(error, OSError) else None
-            failure = ReadError(
-                f"{files.paths[op.file]}: reading {op.need:,} bytes at {op.offset:,} failed: {reason or repr(error)}"
-            )
-            failure.__cause__ = error.with_traceback(None)
-            return failure, 0
-
     def _return(self, token: int, error: ReadError | None, bytes_read: int) -> None:
-        self._returned.append((Completion(token, error), bytes_read))
+        self._ledger.add(Completion(token, error), bytes_read)
         # Two readers may both see False and both wake the loop: harmless, unlike a lock here.
         if not self._wake_pending:
             self._wake_pending = True

@@ -18,7 +18,7 @@ from waste.sched.policies import register
 from waste.sched.policies.base import group_of
 
 # How far a round takes log2 of a score down. On recorded routing 1 (the last round outweighs all before it) is best
-# where the slots hold a walk or two, 1/4 where they hold less or much more; this loses under a point to either.
+# where the slots just hold a walk, and 1/4 where they hold less or much more; this loses a point or two to either.
 AGE_PER_ROUND = 0.75
 # Evicted keys whose score is remembered, for each key that has a slot.
 GHOSTS_PER_SLOT = 4
@@ -130,7 +130,7 @@ class LfruPolicy:
             heappush(group.heap, entry)
             self._offer(group, entry)
         if found is None:
-            found = next((key for key in self._round if is_evictable(key)), None)
+            found = next((key for key in self._round if key in self._in_slot and is_evictable(key)), None)
         return found
 
     def _end_round(self) -> None:

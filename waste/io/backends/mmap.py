@@ -1,0 +1,71 @@
+"""The `mmap` backend: what reading through mapped files costs when a memory budget has to hold.
+
+A file is never mapped as a whole: its pages would count as ours for as long as the kernel likes. Each reader maps a
+window, copies it out and unmaps it, and asks the kernel to drop the pages from its cache too. So this backend holds
+at most a window a reader, and no address space between reads, and shows the price: a copy and a page fault for
+every page, where a direct read has neither.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from functools import partial
+
+import numpy as np
+
+from waste.io.backends import register
+from waste.io.backends.base import Deliver, ReadOp
+from waste.io.backends.threads import ThreadsBackend, read_fully
+from waste.io.files import FileSet
+
+# Small against any budget, and large enough that mapping it costs little beside reading it.
+WINDOW_BYTES = 1 << 20
+
+
+class MmapBackend(ThreadsBackend):
+    """`threads`, with windows of mapped memory instead of positional reads. Always through the page cache."""
+
+    def __init__(self, queue_depth: int) -> None:
+        super().__init__(queue_depth, read=_read)
+
+    async def start(self, files: FileSet, deliver: Deliver) -> None:
+        """See `Backend.start`. Raises UnsupportedError if direct reads are demanded."""
+        files.use_page_cache("the mmap backend reads through the page cache")
+        await super().start(files, deliver)
+
+
+def _read(files: FileSet, op: ReadOp) -> int:
+    _advise(files.descriptor(op.file), op.offset, op.length, "POSIX_FADV_WILLNEED")
+    try:
+        return read_fully(files, op, read_into=partial(_copy_out, files))
+    finally:
+        _advise(files.descriptor(op.file), op.offset, op.length, "POSIX_FADV_DONTNEED")
+
+
+def _copy_out(files: FileSet, file: int, buffer: memoryview, offset: int) -> int:
+    """Copy from `offset` as much as fits `buffer` and one window; returns how much, 0 at the end of the file.
+
+    Touching a mapped page that the file no longer reaches kills the process, so the size is asked each time. Only a
+    file that shrinks within the microseconds after that could still do harm.
+    """
+    descriptor = files.descriptor(file)
+    length = min(buffer.nbytes, WINDOW_BYTES, os.fstat(descriptor).st_size - offset)
+    if length <= 0:
+        return 0
+    lead = offset % mmap.ALLOCATIONGRANULARITY
+    with mmap.mmap(descriptor, lead + length, access=mmap.ACCESS_READ, offset=offset - lead) as window:
+        pages = np.frombuffer(window, dtype=np.uint8)
+        # Not a memoryview's assignment: numpy lets go of the interpreter lock, so no fault here stops the event loop.
+        np.copyto(np.frombuffer(buffer, dtype=np.uint8)[:length], pages[lead:])
+        del pages  # a view would keep the window from closing
+    return length
+
+
+def _advise(descriptor: int, offset: int, length: int, advice: str) -> None:
+    """Tell the kernel what becomes of a range, where it listens."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, offset, length, getattr(os, advice))
+
+
+register("mmap", MmapBackend)
