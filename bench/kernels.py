@@ -19,7 +19,12 @@ from numba import njit
 from waste.kernels import formats, load_kernels, prepare
 from waste.process import usable_cores
 
-FORMATS = {"BF16": formats.BF16, "F32": formats.F32, "MXFP4": formats.MXFP4}
+FORMATS = {
+    form.name: form for form in (formats.BF16, formats.F16, formats.F32, formats.MXFP4, formats.Q8G, formats.Q4G)
+}
+CODEBOOK_FORMATS = {"VQ3R": (3, 3, 256), "VQ2R": (2, 2, 256), "VQ4P": (3, 4, 64)}
+"""Bytes of eight weights, codebooks, entries."""
+INDEX_BLOCK = 64
 
 
 @njit(nogil=True, fastmath=True)  # type: ignore[untyped-decorator]
@@ -48,30 +53,57 @@ def memory_bandwidth(pool: ThreadPoolExecutor, threads: int) -> float:
     return values.nbytes / best_s(lambda: list(pool.map(total, parts)))
 
 
-def measure(name: str, rows: int, columns: int, tokens: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, object]:
+Product = Callable[[int, int, np.ndarray, np.ndarray], None]
+"""(first row, last row, x, y)."""
+
+
+def prepare_rows(name: str, rows: int, columns: int) -> tuple[Product, int]:
+    """The product with random weights of a format, and their bytes."""
     layout = FORMATS[name]
     product = load_kernels("numba").formats[name].product
     random = np.random.default_rng(0)
     weights = rows * layout.row_bytes(columns)
     data = random.integers(0, 256, weights + rows * layout.scale_bytes(columns), dtype=np.uint8)
-    if name == "MXFP4":
+    if layout.group is None:
+        values = random.standard_normal(weights // 64).astype(np.float16 if name == "F16" else np.float32)
+        data[:weights] = np.resize(values.view(np.uint8), weights)
+    elif layout.scale_size == 1:
         data[weights:] = 120
     else:
-        data[:weights] = np.tile(random.standard_normal(weights // 64).astype(np.float32).view(np.uint8), 16)[:weights]
+        data[weights:] = np.full((data.size - weights) // 2, 0.01, np.float16).view(np.uint8)
+    return lambda first, last, x, y: product(data, 0, weights, columns, first, last, x, y, 0), data.nbytes
+
+
+def prepare_vectors(name: str, rows: int, columns: int) -> tuple[Product, int]:
+    """The same for a format with codebooks."""
+    vector_bytes, stages, entries = CODEBOOK_FORMATS[name]
+    product = load_kernels("numba").codebook_formats[name].product
+    random = np.random.default_rng(0)
+    indices = rows * columns // 8 * vector_bytes
+    data = random.integers(0, 256, indices + 2 * rows, dtype=np.uint8)
+    data[indices:] = np.ones(rows, np.float16).view(np.uint8)
+    books = random.standard_normal(stages * entries * 8).astype(np.float32)
+    return (
+        lambda first, last, x, y: product(data, 0, indices, columns, first, last, INDEX_BLOCK, books, x, y),
+        data.nbytes,
+    )
+
+
+def measure(
+    name: str, rows: int, columns: int, tokens: int, threads: int, pool: ThreadPoolExecutor
+) -> dict[str, object]:
+    product, size = (prepare_rows if name in FORMATS else prepare_vectors)(name, rows, columns)
+    random = np.random.default_rng(1)
     x = random.standard_normal((tokens, columns)).astype(np.float32)
     y = np.empty((tokens, rows), np.float32)
     cuts = [rows * part // threads for part in range(threads + 1)]
-
-    def part(index: int) -> None:
-        product(data, 0, weights, columns, cuts[index], cuts[index + 1], x, y, 0)
-
-    seconds = best_s(lambda: list(pool.map(part, range(threads))))
+    seconds = best_s(lambda: list(pool.map(lambda i: product(cuts[i], cuts[i + 1], x, y), range(threads))))
     return {
         "format": name,
         "tokens": tokens,
         "threads": threads,
         "gweights_per_s": rows * columns * tokens / seconds / 1e9,
-        "gbytes_per_s": data.nbytes / seconds / 1e9,
+        "gbytes_per_s": size / seconds / 1e9,
     }
 
 
@@ -86,10 +118,11 @@ def main() -> None:
     found: list[dict[str, object]] = []
     with ThreadPoolExecutor(cores) as pool:
         bandwidth = {threads: memory_bandwidth(pool, threads) for threads in sorted({1, cores})}
-        for name in FORMATS:
+        for name in (*FORMATS, *CODEBOOK_FORMATS):
             for tokens in (1, 16):
                 found += [
-                    measure(name, options.rows, options.columns, tokens, threads, pool) for threads in sorted({1, cores})
+                    measure(name, options.rows, options.columns, tokens, threads, pool)
+                    for threads in sorted({1, cores})
                 ]
     if options.json:
         print(json.dumps({"memory_bytes_per_s": bandwidth, "products": found}))

@@ -56,7 +56,9 @@ def test_files_and_functions_stay_small(path: Path) -> None:
 
 
 def test_only_one_file_imports_numba() -> None:
-    importers = [path.name for path in FILES if "numba" in external_imports(path) or "llvmlite" in external_imports(path)]
+    importers = [
+        path.name for path in FILES if "numba" in external_imports(path) or "llvmlite" in external_imports(path)
+    ]
     assert importers == ["_jit.py"]
 
 

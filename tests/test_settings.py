@@ -68,7 +68,7 @@ def test_bad_values_name_the_key_and_what_was_expected(key: str, value: object) 
 
 
 def test_an_unknown_key_names_the_nearest() -> None:
-    with pytest.raises(InputError, match="did you mean 'io.queue_depth'"):
+    with pytest.raises(InputError, match=r"did you mean .io\.queue_depth."):
         parse_settings({"io.queue_dept": 1})
 
 

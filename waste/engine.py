@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -22,8 +23,13 @@ from waste.presets import resolve
 from waste.process import peak_rss_bytes
 from waste.sched.plan import Plan
 from waste.session import Session
-from waste.settings import Settings
+from waste.settings import GIB, MIB, Settings
 from waste.stats import EngineStatistics
+
+MANY_FAULTS = 1000
+"""Major page faults of one opening, each some hundred microseconds, before they are worth a word."""
+
+_log = logging.getLogger("waste")
 
 Prompt = str | Sequence[int]
 T = TypeVar("T")
@@ -81,6 +87,8 @@ class Engine:
     ) -> None:
         self._is_closed = True
         opened = self._require(closed=True)
+        if complaint := paging_complaint(opened.major_faults, opened.plan.budget_bytes, backend=opened.backend):
+            _log.warning(complaint)
         opened.loop.close()
         for session in list(self._sessions):
             session.close()
@@ -208,6 +216,20 @@ class Engine:
         """What was read, hit, waited for and computed so far; also after the engine was closed."""
         opened = self._require(closed=True)
         return opened.statistics(peak_rss_bytes=peak_rss_bytes(), sessions_open=len(self._sessions))
+
+
+def paging_complaint(faults: int, budget_bytes: int, *, backend: str) -> str | None:
+    """What to say if the system had to fetch this process's own pages from disk while it ran; None if it hardly did.
+
+    A budget that the machine cannot hold makes every hit a page fault, slower than the read it was to save. The
+    `mmap` backend reads by page faults, so there they mean nothing.
+    """
+    if faults < MANY_FAULTS or backend == "mmap":
+        return None
+    return (
+        f"{faults:,} major page faults: the machine cannot hold the budget of {budget_bytes / GIB:.1f} GiB; "
+        f"try --ram {max(1, budget_bytes // 4 * 3 // MIB)}MiB"
+    )
 
 
 def is_list(value: object) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from waste.io.extents import Extent, place
 from waste.io.source import WeightSource
 from waste.model.bundle import ModelBundle
+from waste.model.codebooks import codebook_bytes
 from waste.model.decoder import Decoder
 from waste.model.layout import TrunkLayout
 from waste.model.state import StateShape
@@ -66,7 +67,8 @@ def record_slot_bytes(source: WeightSource, align: int) -> int:
         (
             _placed_bytes(source.record(number, index), align)
             for number, bank in source.banks.items()
-            for index in range(bank.records)
+            # With headers records are of one size, a whole number of blocks: they all lie alike.
+            for index in range(1 if bank.header else bank.records)
         ),
         default=0,
     )
@@ -95,7 +97,7 @@ def make_demand(
     config, source = bundle.config, bundle.source
     shape = StateShape.of(config, context)
     records = sum(bank.records for number, bank in source.banks.items() if config.is_moe(number))
-    parts = max((len(bank.parts) for bank in source.banks.values()), default=0)
+    parts = max((len(bank.parts) for bank in source.banks.values() if bank.header is None), default=0)
     moe = config.moe
     fixed = {
         "interpreter": INTERPRETER_BYTES,
@@ -107,6 +109,7 @@ def make_demand(
         "scratch": decoder.scratch_bytes(tokens=sizes.tokens, logit_rows=sizes.logit_rows, threads=threads),
         "logits": 4 * config.vocab_size * sizes.logit_rows,
         "embedding": sizes.tokens * decoder.embedding.slot_bytes,
+        "codebooks": codebook_bytes(source, decoder.align),
     }
     layers = sum(map(config.is_moe, range(config.num_hidden_layers)))
     return Demand(

@@ -133,7 +133,9 @@ class Generation(SessionStream[Token]):
     async def _walk(self) -> FloatArray:
         """Feed the prompt, or the last token back; the logits after it, float32 [vocab]."""
         if self._last_id is not None:
-            step = await self._generator.loop.step(self._session, [self._last_id], wanted=1)
+            step = await self._generator.loop.step(
+                self._session, [self._last_id], wanted=1, is_last=self._is_last_walk()
+            )
             row: FloatArray = step[0]
             return row
         self._began = perf_counter()
@@ -149,10 +151,17 @@ class Generation(SessionStream[Token]):
         for begin in range(0, len(ids), self._generator.chunk):
             chunk = ids[begin : begin + self._generator.chunk]
             done = begin + len(chunk)
-            logits = await self._generator.loop.step(self._session, chunk, wanted=1 if done == len(ids) else 0)
+            is_end = done == len(ids)
+            logits = await self._generator.loop.step(
+                self._session, chunk, wanted=int(is_end), is_last=is_end and self._is_last_walk()
+            )
             self._request.progress(done, len(ids))
         last: FloatArray = logits[0]
         return last
+
+    def _is_last_walk(self) -> bool:
+        """Whether the next token is the last one allowed."""
+        return self._count + 1 == self._request.max_tokens
 
     def _show(self, choice: Choice) -> tuple[str, FinishReason | None]:
         """The text this token lets out, and whether it is the last one."""

@@ -35,6 +35,8 @@ class LogitRows(SessionStream[FloatArray]):
         part = self._ids[self._begin : self._begin + self._chunk]
         if not part:
             raise StopAsyncIteration
-        self._rows = iter(await self._loop.step(self._session, part, wanted=len(part), tap=self._tap))
-        self._begin += len(part)
+        end = self._begin + len(part)
+        is_last = end == len(self._ids)
+        rows = await self._loop.step(self._session, part, wanted=len(part), is_last=is_last, tap=self._tap)
+        self._rows, self._begin = iter(rows), end
         return next(self._rows)

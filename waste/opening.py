@@ -20,11 +20,13 @@ from waste.io.files import DirectMode, FileSet
 from waste.kernels import KERNEL_SETS, KernelSet, load_kernels, prepare
 from waste.kernels.workers import Workers
 from waste.model.bundle import ModelBundle, load_bundle
+from waste.model.codebooks import CodebookTables
 from waste.model.compute import Compute
 from waste.model.decoder import StepMemory
+from waste.model.experts import RecordUse
 from waste.model.scratch import Scratch
 from waste.model.state import SessionState, SparePool
-from waste.process import usable_cores
+from waste.process import major_faults, usable_cores
 from waste.sched import policies
 from waste.sched.cache import ExpertCache
 from waste.sched.plan import Plan
@@ -55,6 +57,13 @@ class Opened:
     backend: str
     opening_s: float
     """Seconds the compute threads spent on opening: tables and kernels, not the model."""
+
+    faults_before: int
+
+    @property
+    def major_faults(self) -> int:
+        """Pages of this process that the disk had to bring since everything was allocated."""
+        return major_faults() - self.faults_before
 
     @property
     def bundle(self) -> ModelBundle:
@@ -104,21 +113,33 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
     stack.callback(workers.close)
     compute = Compute(workers)
     drawn = await _on_worker(compute, lambda _: draw(load_bundle(path), settings))
-    kernels = await _on_worker(compute, lambda check: _prepare_kernels(settings.compute_kernels, progress, check))
+    kernels = await _on_worker(compute, lambda check: _prepare_kernels(settings, drawn.bundle, progress, check))
     backend = backends.create(settings.io_backend, queue_depth=settings.io_queue_depth, faults=settings.io_faults)
     files = FileSet(drawn.bundle.source.paths, direct=_direct_mode(settings.io_direct))
     queue = ReadQueue(queue_depth=settings.io_queue_depth, max_bytes_in_flight=BYTES_IN_FLIGHT)
     scheduler = ReadScheduler(backend, queue)
     stack.push_async_callback(scheduler.close)
     await scheduler.start(files)
-    memory = _allocate(stack, settings, drawn, scheduler, compute, kernels)
+    tables = CodebookTables(drawn.bundle.source, drawn.decoder.align)
+    stack.callback(tables.close)
+    await tables.load(scheduler, compute)
+    memory = _allocate(stack, settings, drawn, scheduler, compute, kernels, tables)
     sizes = drawn.sizes
     loop = StepLoop(drawn.decoder, memory, max_tokens=sizes.tokens, max_logit_rows=sizes.logit_rows)
     group = await stack.enter_async_context(asyncio.TaskGroup())
     loop.start(group)
     generator = Generator(loop, compute, kernels, drawn.bundle.tokenizer, sizes.chunk)
     return Opened(
-        drawn, loop, generator, memory, scheduler, workers, files, settings.io_backend, workers.statistics().busy_s
+        drawn=drawn,
+        loop=loop,
+        generator=generator,
+        memory=memory,
+        scheduler=scheduler,
+        workers=workers,
+        files=files,
+        backend=settings.io_backend,
+        opening_s=workers.statistics().busy_s,
+        faults_before=major_faults(),
     )
 
 
@@ -142,10 +163,14 @@ async def _on_worker(compute: Compute, work: Callable[[Callable[[], None]], T]) 
     return results[0]
 
 
-def _prepare_kernels(name: str, progress: Progress, check: Callable[[], None]) -> KernelSet:
+def _prepare_kernels(
+    settings: Settings, bundle: ModelBundle, progress: Progress, check: Callable[[], None]
+) -> KernelSet:
+    """The kernels for the formats that the model is stored in."""
+    name = settings.compute_kernels
     if name not in KERNEL_SETS:
         raise InputError(f"compute.kernels is {name!r}; expected one of {', '.join(KERNEL_SETS)}")
-    kernel_set = load_kernels(name)
+    kernel_set = load_kernels(name).only(bundle.weight_formats())
     total = len(list(kernel_set.kernels()))
 
     def report(done: int) -> None:
@@ -163,6 +188,7 @@ def _allocate(
     scheduler: ReadScheduler,
     compute: Compute,
     kernels: KernelSet,
+    tables: CodebookTables,
 ) -> StepMemory:
     """Everything the plan counted but the sessions' own memory."""
     source, layout, plan, sizes = drawn.bundle.source, drawn.layout, drawn.plan, drawn.sizes
@@ -202,6 +228,7 @@ def _allocate(
         embeddings=embeddings,
         spares=spares,
         scratch=scratch,
+        records=RecordUse(tables.by_bank, settings.verify),
         compute=compute,
         kernels=kernels,
         add_wait=scheduler.add_wait,

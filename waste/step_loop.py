@@ -25,16 +25,18 @@ class StoppedError(WasteError):
 class _Work:
     """One session's part in one step, from being asked for to being committed or called off by whoever asked.
 
-    is_alone: shares its walk with nobody. draft: what the walk came to, until it is settled.
+    is_alone: shares its walk with nobody. is_last: no step of the session is expected to follow. draft: what the walk
+    came to, until it is settled.
     """
 
-    __slots__ = ("chunk", "draft", "future", "is_alone", "is_withdrawn", "session", "tap")
+    __slots__ = ("chunk", "draft", "future", "is_alone", "is_last", "is_withdrawn", "session", "tap")
 
-    def __init__(self, session: Session, chunk: Chunk, tap: Tap | None) -> None:
+    def __init__(self, session: Session, chunk: Chunk, tap: Tap | None, *, is_last: bool) -> None:
         self.session = session
         self.chunk = chunk
         self.tap = tap
         self.is_alone = tap is not None
+        self.is_last = is_last
         self.is_withdrawn = False
         self.draft: Draft | None = None
         self.future: asyncio.Future[FloatArray] = asyncio.get_running_loop().create_future()
@@ -62,28 +64,30 @@ class StepLoop:
         self._returning: set[Session] = set()
         self._awake = asyncio.Event()
         self._walk_s = 0.0
-        self._loop_task: asyncio.Task[None] | None = None
-        self._walk_task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_called_off = False
         self._is_closed = False
         self.steps = 0
         self.tokens = 0
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Run in this group until `close`."""
-        self._loop_task = group.create_task(self._run(group), name="waste-steps")
+        self._task = group.create_task(self._run(), name="waste-steps")
 
-    async def step(self, session: Session, ids: Sequence[int], *, wanted: int, tap: Tap | None = None) -> FloatArray:
+    async def step(
+        self, session: Session, ids: Sequence[int], *, wanted: int, is_last: bool = False, tap: Tap | None = None
+    ) -> FloatArray:
         """Walk `ids` as the session's next tokens; returns logits of the last `wanted`, float32 [wanted, vocab].
 
         The session has advanced when this returns and is as before if it raises: ReadError, DamagedError, ClosedError
         or a cancellation, which calls the step off for this session; others in the batch go on. A step with a `tap`
-        walks alone.
+        walks alone. After one that is the last of its session nothing is read ahead for another walk.
         """
         if self._is_closed:
             raise ClosedError("the engine was closed")
         if session.take_stop():
             raise StoppedError
-        work = _Work(session, Chunk(session.state, ids, wanted), tap)
+        work = _Work(session, Chunk(session.state, ids, wanted), tap, is_last=is_last)
         self._returning.discard(session)
         self._waiting.append(work)
         self._awake.set()
@@ -114,15 +118,16 @@ class StepLoop:
 
     def close(self) -> None:
         """End the walk under way and tell everybody who waits. Their sessions stay as they were."""
-        if self._is_closed:
-            return
+        self._refuse()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _refuse(self) -> None:
+        """No step from now on; those that wait for one hear of it."""
         self._is_closed = True
         for work in [*self._batch, *self._waiting]:
             work.fail(ClosedError("the engine was closed"))
         self._waiting.clear()
-        for task in (self._loop_task, self._walk_task):
-            if task is not None:
-                task.cancel()
 
     def _end(self, session: Session, error: WasteError) -> bool:
         for work in [*self._batch, *self._waiting]:
@@ -139,8 +144,14 @@ class StepLoop:
             self._settle(work, is_commit=False)
         elif work in self._waiting:
             self._waiting.remove(work)
-        elif work in self._batch and not any(other.is_wanted for other in self._batch) and self._walk_task is not None:
-            self._walk_task.cancel()
+        elif work in self._batch and not any(other.is_wanted for other in self._batch):
+            self._call_off()
+
+    def _call_off(self) -> None:
+        """End the walk under way, and only that."""
+        if self._task is not None and not self._is_called_off:
+            self._is_called_off = True
+            self._task.cancel()
 
     def _settle(self, work: _Work, *, is_commit: bool) -> None:
         """A walk's outcome becomes the session's state, or is forgotten; what it kept is free for the next step."""
@@ -155,20 +166,19 @@ class StepLoop:
         work.session.end_step()
         self._awake.set()
 
-    async def _run(self, group: asyncio.TaskGroup) -> None:
+    async def _run(self) -> None:
         try:
             while True:
                 await self._linger()
                 self._awake.clear()
                 self._batch = self._compose()
                 if self._batch:
-                    # A task of its own, so that calling the walk off does not end the loop.
-                    self._walk_task = group.create_task(self._walk(self._batch), name="waste-walk")
-                    await asyncio.wait([self._walk_task])
+                    await self._walk(self._batch)
                 else:
                     await self._awake.wait()
         finally:
-            self.close()
+            # Whoever ended it: nobody may wait for a step that never comes.
+            self._refuse()
 
     async def _linger(self) -> None:
         """Wait a little for the sessions of the last walk: those that come back go on walking together."""
@@ -208,13 +218,15 @@ class StepLoop:
         began = perf_counter()
         for work in batch:
             work.session.begin_step()
+        reads_on = bool(self._waiting) or not all(work.is_last for work in batch)
+        chunks, tap = [work.chunk for work in batch], batch[0].tap or Tap()
         try:
-            outcome = await self._decoder.forward(self._memory, [work.chunk for work in batch], batch[0].tap or Tap())
+            outcome = await self._decoder.forward(self._memory, chunks, tap, reads_on=reads_on)
         except asyncio.CancelledError:
-            # Nobody waits any more, unless it was somebody else who cancelled the task.
-            for work in batch:
-                work.fail(ClosedError("the step was cancelled from outside"))
-            raise
+            # Calling a walk off is one cancellation; the loop's own end is another.
+            if self._task is None or self._task.cancelling() > self._is_called_off:
+                self._refuse()
+                raise
         except Exception as error:
             self._fail(batch, error)
         else:
@@ -223,6 +235,9 @@ class StepLoop:
         finally:
             self._batch = []
             self._walk_s = perf_counter() - began
+            if self._is_called_off and self._task is not None:
+                self._is_called_off = False
+                self._task.uncancel()
             for work in batch:
                 if work.draft is None:
                     work.session.end_step()

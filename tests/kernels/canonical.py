@@ -38,12 +38,12 @@ def product(weights: Floats, x: Floats) -> Floats:
     return fold(lanes)
 
 
-def grouped_product(weights: Floats, scales: Floats, x: Floats) -> Floats:
-    """The same of unscaled weights and their scales [rows, columns / 32]."""
+def grouped_product(weights: Floats, scales: Floats, x: Floats, group_size: int) -> Floats:
+    """The same of unscaled weights and their scales [rows, groups]; the last group may be short."""
     lanes = np.zeros((len(x), len(weights), 8), np.float32)
     for group in range(scales.shape[1]):
         partial = np.zeros_like(lanes)
-        for i in range(32 * group, 32 * group + 32, 8):
+        for i in range(group_size * group, min(group_size * (group + 1), weights.shape[1]), 8):
             partial = fma(weights[None, :, i : i + 8], x[:, None, i : i + 8], partial)
         lanes = fma(partial, scales[None, :, group, None], lanes)
     return fold(lanes)

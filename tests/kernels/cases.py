@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from waste.kernels import KernelSet
 from waste.kernels.choices import SIGMOID, SILU, SITU, SITU_UNCAPPED, SOFTMAX
 from waste.kernels.kernel_set import Kernel
 
@@ -39,17 +38,6 @@ class Case:
 CASES: list[Case] = []
 
 
-def kernels_by_name(kernel_set: KernelSet) -> dict[str, Kernel]:
-    """Every kernel of a set by the name that the table uses: "rms_norm", "BF16.product"."""
-    named = {f.name: getattr(kernel_set, f.name) for f in fields(kernel_set) if callable(getattr(kernel_set, f.name))}
-    for format_name, kernels in kernel_set.formats.items():
-        for field in fields(kernels):
-            if (kernel := getattr(kernels, field.name)) is not None:
-                named[f"{format_name}.{field.name}"] = kernel
-    assert len(named) == len(list(kernel_set.kernels()))
-    return named
-
-
 def cases(kernel: str, writes: tuple[int, ...]) -> Callable[[Callable[[np.random.Generator], Labelled]], None]:
     def collect(make: Callable[[np.random.Generator], Labelled]) -> None:
         rng = np.random.default_rng(zlib.crc32(kernel.encode()))
@@ -71,20 +59,47 @@ class Rows:
     scale_at: int
 
 
+def f16_bytes(values: np.ndarray) -> np.ndarray:
+    return values.astype("<f2").view(np.uint8)
+
+
 def random_rows(rng: np.random.Generator, format_name: str, rows: int, columns: int) -> Rows:
+    scales = np.empty(0, np.uint8)
     if format_name == "MXFP4":
         weights = rng.integers(0, 256, rows * columns // 2, np.uint8)
         scales = rng.integers(110, 132, rows * columns // 32, np.uint8)
+    elif format_name in ("Q8G", "Q4G"):
+        groups = rows * -(-columns // 128)
+        weights = rng.integers(0, 256, groups * (128 if format_name == "Q8G" else 64), np.uint8)
+        scales = f16_bytes(normal(rng, groups))
     else:
         values = normal(rng, rows * columns)
-        weights = values.view(np.uint8) if format_name == "F32" else values.view(np.uint16)[1::2].copy().view(np.uint8)
-        scales = np.empty(0, np.uint8)
+        halves = {"BF16": lambda: values.view(np.uint16)[1::2].copy().view(np.uint8), "F16": lambda: f16_bytes(values)}
+        weights = values.view(np.uint8) if format_name == "F32" else halves[format_name]()
+    return in_a_buffer(rng, weights, scales)
+
+
+def in_a_buffer(rng: np.random.Generator, weights: np.ndarray, scales: np.ndarray) -> Rows:
     parts = [rng.integers(0, 255, n, np.uint8) for n in (5, 3, 2)]
     data = np.concatenate([parts[0], weights, parts[1], scales, parts[2]])
     return Rows(data, 5, 5 + weights.size + 3)
 
 
-def format_cases(format_name: str, widths: tuple[int, ...]) -> None:
+VECTOR_FORMATS = {"VQ3R": (3, 3, 256), "VQ2R": (2, 2, 256), "VQ4P": (3, 4, 64)}
+"""Bytes of eight weights, codebooks, entries."""
+
+
+def random_vectors(
+    rng: np.random.Generator, format_name: str, rows: int, columns: int, block: int
+) -> tuple[Rows, np.ndarray]:
+    """Rows of a vector-quantized format in index blocks, and the codebooks."""
+    vector_bytes, stages, entries = VECTOR_FORMATS[format_name]
+    stored = -(-rows // max(block, 1)) * max(block, 1)
+    indices = rng.integers(0, 256, stored * columns // 8 * vector_bytes, np.uint8)
+    return in_a_buffer(rng, indices, f16_bytes(normal(rng, rows))), normal(rng, stages * entries * 8)
+
+
+def format_cases(format_name: str, widths: tuple[int, ...], *, has_absorb: bool = True) -> None:
     @cases(f"{format_name}.product", writes=(7,))
     def product(rng: np.random.Generator) -> Labelled:
         for width in widths:
@@ -107,7 +122,7 @@ def format_cases(format_name: str, widths: tuple[int, ...]) -> None:
             rows = random_rows(rng, format_name, 4, width)
             yield f"{width}-wide", (rows.data, rows.at, rows.scale_at, width, 4, normal(rng, 5, width))
 
-    if format_name == "MXFP4":
+    if not has_absorb:
         return
 
     @cases(f"{format_name}.absorb", writes=(7,))
@@ -115,12 +130,60 @@ def format_cases(format_name: str, widths: tuple[int, ...]) -> None:
         for count, width, tokens in ((1, 8, 1), (16, 32, 4), (24, 72, 9)):
             rows = random_rows(rng, format_name, count, width)
             x, y = normal(rng, tokens, count + 13), normal(rng, tokens, width + 8)
-            yield f"{count}x{width}-{tokens}-tokens", (rows.data, rows.at, 0, width, count, x, 5, y)
+            yield f"{count}x{width}-{tokens}-tokens", (rows.data, rows.at, rows.scale_at, width, count, x, 5, y)
 
 
 format_cases("BF16", (8, 24, 64, 3104))
+format_cases("F16", (8, 24, 64, 3104))
 format_cases("F32", (8, 24, 64, 3104))
-format_cases("MXFP4", (32, 64, 96, 3104))
+format_cases("MXFP4", (32, 64, 96, 3104), has_absorb=False)
+format_cases("Q8G", (8, 24, 128, 200, 3104))
+format_cases("Q4G", (8, 24, 128, 200, 3104))
+
+
+@cases("Q8G.widen", writes=(5,))
+def _widen_odd_q8g(rng: np.random.Generator) -> Labelled:
+    for width in (3, 131):
+        rows = random_rows(rng, "Q8G", 2, width)
+        yield f"{width}-wide", (rows.data, rows.at, rows.scale_at, width, 2, normal(rng, 2, width))
+
+
+def codebook_cases(format_name: str) -> None:
+    @cases(f"{format_name}.product", writes=(9,))
+    def product(rng: np.random.Generator) -> Labelled:
+        for width, block, tokens, first, last in (
+            (8, 0, 1, 0, 13),
+            (24, 4, 1, 1, 13),
+            (3104, 64, 1, 0, 150),
+            (64, 64, 7, 3, 130),
+            (64, 0, 8, 0, 11),
+            (40, 64, 9, 60, 71),
+            (64, 10, 19, 0, 23),
+            (16, 8, 3, 5, 5),
+        ):
+            rows, books = random_vectors(rng, format_name, max(last, 1), width, block)
+            x, y = normal(rng, tokens, width + 8 * (tokens > 7)), normal(rng, tokens, last + 2)
+            place = (rows.data, rows.at, rows.scale_at, width, first, last)
+            yield f"{width}-wide-block-{block}-{tokens}-tokens", (*place, block, books, x, y)
+
+    @cases(f"{format_name}.widen", writes=(7,))
+    def widen(rng: np.random.Generator) -> Labelled:
+        for width, block, count in ((8, 0, 3), (72, 64, 130), (24, 4, 9)):
+            rows, books = random_vectors(rng, format_name, count, width, block)
+            y = normal(rng, count + 1, width + 8)
+            yield f"{width}-wide-block-{block}", (rows.data, rows.at, rows.scale_at, width, count, block, books, y)
+
+    @cases(f"{format_name}.find_bad_scale", writes=(3,))
+    def find_bad_scale(rng: np.random.Generator) -> Labelled:
+        for label, bad in (("none", []), ("first", [0]), ("last", [49]), ("several", [41, 17]), ("outside", [50])):
+            scales = normal(rng, 51)
+            scales[bad] = rng.choice([np.inf, -np.inf, np.nan], len(bad))
+            data = np.concatenate([np.zeros(3, np.uint8), f16_bytes(scales)])
+            yield label, (data, 3, 50, np.array([7, 7, 7], np.int64), 1)
+
+
+for name in VECTOR_FORMATS:
+    codebook_cases(name)
 
 
 @cases("MXFP4.find_bad_scale", writes=(3,))

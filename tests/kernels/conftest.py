@@ -7,12 +7,10 @@ import pytest
 from waste.kernels import load_kernels, prepare
 from waste.kernels.kernel_set import Kernel
 
-from .cases import kernels_by_name
-
 
 @pytest.fixture(scope="session")
 def compiled() -> dict[str, Kernel]:
     """The numba kernels by the names of the table, compiled or out of the cache."""
     kernel_set = load_kernels("numba")
     prepare(kernel_set)
-    return kernels_by_name(kernel_set)
+    return kernel_set.by_name()

@@ -13,7 +13,7 @@ from typing import Any
 
 from waste.kernels import load_kernels
 
-from .cases import CASES, kernels_by_name
+from .cases import CASES
 
 
 def hash_outputs(kernels: dict[str, Any], names: Iterable[str]) -> dict[str, str]:
@@ -33,7 +33,7 @@ def hash_outputs(kernels: dict[str, Any], names: Iterable[str]) -> dict[str, str
 def main() -> None:
     from waste.kernels._jit import cache_folder, compile_kernel
 
-    kernels: dict[str, Any] = kernels_by_name(load_kernels("numba"))
+    kernels: dict[str, Any] = load_kernels("numba").by_name()
     names = sys.argv[1:] or list(kernels)
     for name in names:
         compile_kernel(kernels[name])

@@ -35,7 +35,7 @@ def start_python(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def output_of(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     return out
 

@@ -10,9 +10,13 @@ import pytest
 from waste.kernels.kernel_set import Kernel
 
 from . import canonical
-from .cases import normal, random_rows
+from .cases import VECTOR_FORMATS, Rows, normal, random_rows, random_vectors
 
-WIDTHS = {"BF16": (8, 24, 128, 3104), "F32": (8, 24, 128, 3104), "MXFP4": (32, 64, 96, 3104)}
+WIDTHS = {
+    **dict.fromkeys(("BF16", "F16", "F32"), (8, 24, 128, 3104)),
+    "MXFP4": (32, 64, 96, 3104),
+    **dict.fromkeys(("Q8G", "Q4G"), (8, 128, 200, 3104)),
+}
 FORMATS_AND_WIDTHS = [(name, width) for name, widths in WIDTHS.items() for width in widths]
 ROWS = 6
 
@@ -55,28 +59,40 @@ def test_products_follow_the_canonical_order(name: str, width: int, compiled: di
     compiled[f"{name}.product"](rows.data, rows.at, rows.scale_at, width, 0, ROWS, x, y, 0)
     weights = np.empty((ROWS, width), np.float32)
     compiled[f"{name}.widen"](rows.data, rows.at, rows.scale_at, width, ROWS, weights)
-    if name == "MXFP4":
-        exponents = rows.data[rows.scale_at : rows.scale_at + ROWS * width // 32].reshape(ROWS, -1)
-        scales = np.float32(2.0) ** (exponents.astype(np.int32) - 127)
-        unscaled = weights / np.repeat(scales, 32, axis=1)
-        expected = canonical.grouped_product(unscaled, scales.astype(np.float32), x)
+    if name in GROUPS:
+        group = GROUPS[name]
+        scales = scales_of(name, rows, width)
+        # What was multiplied by a scale is a whole number of halves; dividing it comes out exact but for the last bit.
+        unscaled = np.round(weights.astype(np.float64) / np.repeat(scales, group, axis=1)[:, :width] * 2) / 2
+        expected = canonical.grouped_product(unscaled.astype(np.float32), scales, x, group)
     else:
         expected = canonical.product(weights, x)
     assert y.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("name", ["BF16", "F32"])
+GROUPS = {"MXFP4": 32, "Q8G": 128, "Q4G": 128}
+
+
+def scales_of(name: str, rows: Rows, width: int) -> np.ndarray:
+    count = ROWS * -(-width // GROUPS[name])
+    if name == "MXFP4":
+        exponents = rows.data[rows.scale_at : rows.scale_at + count].astype(np.int32)
+        return (np.float32(2.0) ** (exponents - 127)).astype(np.float32).reshape(ROWS, -1)
+    return rows.data[rows.scale_at : rows.scale_at + 2 * count].view("<f2").astype(np.float32).reshape(ROWS, -1)
+
+
+@pytest.mark.parametrize("name", ["BF16", "F16", "F32", "Q8G", "Q4G"])
 def test_transposed_products_follow_the_canonical_order(name: str, compiled: dict[str, Kernel]) -> None:
     rng = np.random.default_rng(2)
     rows = random_rows(rng, name, 100, 48)
     x, y = normal(rng, 5, 120), np.empty((5, 48), np.float32)
-    compiled[f"{name}.absorb"](rows.data, rows.at, 0, 48, 100, x, 7, y)
+    compiled[f"{name}.absorb"](rows.data, rows.at, rows.scale_at, 48, 100, x, 7, y)
     weights = np.empty((100, 48), np.float32)
-    compiled[f"{name}.widen"](rows.data, rows.at, 0, 48, 100, weights)
+    compiled[f"{name}.widen"](rows.data, rows.at, rows.scale_at, 48, 100, weights)
     assert y.tobytes() == canonical.transposed_product(weights, x[:, 7:107]).tobytes()
     alone = np.empty((1, 48), np.float32)
     for t in range(5):
-        compiled[f"{name}.absorb"](rows.data, rows.at, 0, 48, 100, x[t : t + 1], 7, alone)
+        compiled[f"{name}.absorb"](rows.data, rows.at, rows.scale_at, 48, 100, x[t : t + 1], 7, alone)
         assert alone.tobytes() == y[t].tobytes()
 
 
@@ -108,3 +124,50 @@ def test_row_ranges_may_be_split_anywhere(name: str, compiled: dict[str, Kernel]
         product(rows.data, rows.at, rows.scale_at, 96, 0, cut, x, split, 0)
         product(rows.data, rows.at, rows.scale_at, 96, cut, 20, x, split, 0)
         assert split.tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("block", [0, 64])
+@pytest.mark.parametrize("name", VECTOR_FORMATS)
+def test_sums_of_vectors_follow_the_canonical_order(name: str, block: int, compiled: dict[str, Kernel]) -> None:
+    rng = np.random.default_rng(5)
+    vector_bytes, stages, entries = VECTOR_FORMATS[name]
+    rows, books = random_vectors(rng, name, ROWS, 104, block)
+    x, y = normal(rng, 9, 104), np.empty((9, ROWS), np.float32)
+    compiled[f"{name}.product"](rows.data, rows.at, rows.scale_at, 104, 0, ROWS, block, books, x, y)
+    tables = books.reshape(stages, entries, 8)
+    weights = np.empty((ROWS, 104), np.float32)
+    for r in range(ROWS):
+        for v in range(13):
+            at = rows.at + (v * block + r if block else r * 13 + v) * vector_bytes
+            stored = int.from_bytes(rows.data[at : at + vector_bytes].tobytes(), "little")
+            bits = 6 if name == "VQ4P" else 8
+            total = tables[0][stored & (1 << bits) - 1]
+            for stage in range(1, stages):
+                total = total + tables[stage][stored >> bits * stage & (1 << bits) - 1]
+            weights[r, 8 * v : 8 * v + 8] = total
+    scales = rows.data[rows.scale_at : rows.scale_at + 2 * ROWS].view("<f2").astype(np.float32)
+    assert y.tobytes() == (canonical.product(weights, x) * scales).tobytes()
+    widened = np.empty((ROWS, 104), np.float32)
+    compiled[f"{name}.widen"](rows.data, rows.at, rows.scale_at, 104, ROWS, block, books, widened)
+    assert widened.tobytes() == (weights * scales[:, None]).tobytes()
+
+
+@pytest.mark.parametrize("block", [0, 64, 10])
+@pytest.mark.parametrize("name", VECTOR_FORMATS)
+def test_sums_of_vectors_depend_on_no_neighbour(name: str, block: int, compiled: dict[str, Kernel]) -> None:
+    product = compiled[f"{name}.product"]
+    rng = np.random.default_rng(6)
+    rows, books = random_vectors(rng, name, 75, 40, block)
+    x, alone = normal(rng, 18, 40), np.empty((18, 75), np.float32)
+    place = (rows.data, rows.at, rows.scale_at, 40)
+    for t in range(18):
+        product(*place, 0, 75, block, books, x[t : t + 1], alone[t : t + 1])
+    for tokens in range(2, 19):
+        tile = np.empty((tokens, 75), np.float32)
+        product(*place, 0, 75, block, books, x[:tokens], tile)
+        assert tile.tobytes() == alone[:tokens].tobytes()
+    for cut in (1, 7, 10, 64, 66, 74):
+        split = np.empty_like(alone)
+        product(*place, 0, cut, block, books, x, split)
+        product(*place, cut, 75, block, books, x, split)
+        assert split.tobytes() == alone.tobytes()

@@ -11,8 +11,6 @@ import pytest
 from waste.kernels import load_kernels
 from waste.kernels.kernel_set import Kernel
 
-from .cases import kernels_by_name
-
 MAGNITUDES = [Fraction(n, 2) for n in (0, 1, 2, 3, 4, 6, 8, 12)]
 SCALES = 255
 LARGEST = Fraction(float(np.finfo(np.float32).max))
@@ -42,7 +40,7 @@ def test_which_weights_overflow() -> None:
 @pytest.mark.parametrize("width", [32, 64, 96, 3104])
 @pytest.mark.parametrize("name", ["numba", "numpy"])
 def test_all_scales_and_codes(name: str, width: int, compiled: dict[str, Kernel]) -> None:
-    kernels = compiled if name == "numba" else kernels_by_name(load_kernels("numpy"))
+    kernels = compiled if name == "numba" else load_kernels("numpy").by_name()
     data, scale_at, expected = matrix_of_all(width)
     widened = np.empty((SCALES, width), np.float32)
     kernels["MXFP4.widen"](data, 0, scale_at, width, SCALES, widened)

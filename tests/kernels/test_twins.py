@@ -9,15 +9,15 @@ from waste.kernels import load_kernels
 from waste.kernels.choices import SIGMOID, SOFTMAX
 from waste.kernels.kernel_set import Kernel
 
-from .cases import CASES, Case, kernels_by_name
+from .cases import CASES, Case
 
-TWINS = kernels_by_name(load_kernels("numpy"))
+TWINS = load_kernels("numpy").by_name()
 
 
 def test_every_kernel_of_both_sets_is_in_the_table() -> None:
     names = {case.kernel for case in CASES}
     assert names == set(TWINS)
-    assert names == set(kernels_by_name(load_kernels("numba")))
+    assert names == set(load_kernels("numba").by_name())
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

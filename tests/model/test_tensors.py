@@ -119,10 +119,11 @@ def test_every_shape_and_dtype_is_checked(name: str) -> None:
         if not key.endswith(".A_log"):
             with pytest.raises(ModelError, match=rf"^{key} is .*config\.json implies"):
                 check_tensors(config, trunk | {key: replace(info, shape=longer)}, banks)
-        for dtype in ("F16", "U8", "F64"):
-            with pytest.raises(UnsupportedError, match=rf"^{key} is stored as {dtype}, expected BF16 or F32"):
+        for dtype in ("I8", "U8", "F64"):
+            with pytest.raises(UnsupportedError, match=rf"^{key} is stored as {dtype}, expected BF16 or F16 or F32"):
                 check_tensors(config, trunk | {key: replace(info, dtype=dtype)}, banks)
-        check_tensors(config, trunk | {key: replace(info, dtype="F32")}, banks)
+        for dtype in ("F32", "F16"):
+            check_tensors(config, trunk | {key: replace(info, dtype=dtype)}, banks)
 
 
 def test_a_wrong_shape_names_the_config_key() -> None:

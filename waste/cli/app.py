@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import waste
-from waste.cli import info, plan, presets, run, synth, tokenize
+from waste.cli import convert, info, plan, presets, run, synth, tokenize
 from waste.cli.eval import eval_
 from waste.cli.failures import report
 
@@ -25,6 +25,7 @@ app.command("info")(info.info)
 app.command("plan")(plan.plan)
 app.command("presets")(presets.presets)
 app.command("synth")(synth.synth)
+app.command("convert")(convert.convert)
 
 
 @app.callback(invoke_without_command=True)

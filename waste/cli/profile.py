@@ -58,9 +58,9 @@ def profile_model(bundle: ModelBundle, settings: Settings) -> dict[str, Any]:
             "embedding": [embedding.dtype],
         },
         "bytes": {
-            "trunk": sum(info.extent.length for info in trunk),
+            "trunk": sum(info.stored_bytes for info in trunk),
             "experts": experts.stored_bytes,
-            "embedding": embedding.extent.length,
+            "embedding": embedding.stored_bytes,
         },
         "record_bytes": experts.record_bytes,
         "cold_bytes_per_token": layout.total_bytes + decoder.embedding.slot_bytes + experts.cold_bytes,
@@ -106,5 +106,5 @@ def _profile_experts(bundle: ModelBundle) -> _Experts:
         found.stored_bytes += bank.records * record_bytes
         found.record_bytes = max(found.record_bytes, record_bytes)
         found.cold_bytes += moe.top_k * sum(read.length for read in reads)
-        found.formats |= {matrix.format.name for matrix in matrices}
+        found.formats |= {matrix.format for matrix in matrices}
     return found

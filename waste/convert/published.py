@@ -116,6 +116,7 @@ class PublishedSource:
 
     def __init__(self, raw: Mapping[str, object], config: ModelConfig, *, is_mxfp4: bool) -> None:
         self.config = raw
+        self.tensor_prefix = None
         layout = PublishedLayout(config, is_mxfp4=is_mxfp4)
         self.paths = tuple(Path(shard.name) for shard in layout.shards)
         self.tensors: dict[str, TensorInfo] = {}

@@ -56,6 +56,11 @@ class Checkpoint:
         return MappingProxyType(self._config)
 
     @property
+    def tensor_prefix(self) -> None:
+        """See `WeightSource.tensor_prefix`."""
+        return None
+
+    @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor that is not part of a routed expert, under its stored name."""
         return MappingProxyType(self._tensors)

@@ -9,17 +9,27 @@ from pathlib import Path
 from typing import Protocol
 
 from waste.errors import ModelError
+from waste.io.codebooks import Codebooks
 from waste.io.extents import Extent
 from waste.io.jsonfile import refuse_lfs_stub
+from waste.io.record import RecordHeader
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One stored tensor. `dtype` is the name in the file ("BF16", "F32", "U8", ...), row-major."""
+    """One stored tensor. `dtype` is the name in the file ("BF16", "F32", "U8", "Q8G", ...), row-major.
+
+    scales: where they lie, row after row, for a type whose weights share some.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     extent: Extent
+    scales: Extent | None = None
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.extent.length + (self.scales.length if self.scales else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +43,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """Records 0 to `records` - 1 that all consist of the same parts, in this order."""
+    """Records 0 to `records` - 1 that all consist of the same parts, in this order.
+
+    header: what the part "header" of each record must say, where records have one; they are then of equal size and
+    each is one run of bytes. codebooks: what their indices select from, where weights are indices.
+    """
 
     records: int
     parts: tuple[Part, ...]
+    header: RecordHeader | None = None
+    codebooks: Codebooks | None = None
 
 
 class WeightSource(Protocol):
@@ -49,7 +65,12 @@ class WeightSource(Protocol):
 
     @property
     def config(self) -> Mapping[str, object]:
-        """`config.json` as it is."""
+        """The model's config, as in `config.json`."""
+        ...
+
+    @property
+    def tensor_prefix(self) -> str | None:
+        """What stands before every tensor's name, where the source says so; None: it follows from the config."""
         ...
 
     @property
@@ -76,9 +97,9 @@ class WeightSource(Protocol):
 
 Detector = Callable[[Path], "WeightSource | None"]
 
-_EXPECTED = "a folder with config.json and *.safetensors files"
+_EXPECTED = "a folder with config.json and *.safetensors files, or a container with manifest.json"
 # Imported when first needed: each registers its detector, and importing this protocol stays cheap.
-_FORMAT_MODULES = ("waste.io.checkpoint",)
+_FORMAT_MODULES = ("waste.io.container", "waste.io.checkpoint")
 _detectors: dict[str, Detector] = {}
 
 

@@ -1,4 +1,4 @@
-"""Four-bit floats to float32: one table permute where the processor has one, plain integer steps elsewhere.
+"""Codes and scales of MXFP4 to float32: one table permute for the codes where the processor has one, else plain steps.
 
 A nibble is a sign bit and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 (E2M1, OCP Microscaling Formats 1.0). All ways give exactly
 these values, so which one a processor gets is a matter of speed alone.
@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from ._jit import i64, intrinsic, ir
-from ._lanes import WIDTH, lanes
+from ._lanes import WIDTH, every_lane, lanes, load_value
 
 _F32, _I32 = ir.FloatType(), ir.IntType(32)
 _VF, _VI = ir.VectorType(_F32, WIDTH), ir.VectorType(_I32, WIDTH)
+_LEAST_SCALE_BITS = 1 << 22
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -24,23 +25,37 @@ def _table(sign: float) -> Any:
     return ir.Constant(_VF, [sign * magnitude for magnitude in MAGNITUDES])
 
 
+def spread_codes(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    """For the code of an intrinsic (array, at): eight int32 whose lowest four bits are the codes of four bytes."""
+    word = every_lane(builder, load_value(context, builder, sig, args, _I32, 1))
+    return builder.lshr(word, ir.Constant(_VI, [4 * i for i in range(WIDTH)]))
+
+
 @intrinsic
 def load_e2m1(typingctx: Any, array: Any, at: Any) -> Any:
     """Lanes from eight codes in four bytes of a uint8 array, the low nibble of a byte before the high one."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = context.make_array(sig.args[0])(context, builder, args[0]).data
-        word = builder.load(builder.bitcast(builder.gep(data, [args[1]]), _I32.as_pointer()))
-        word.align = 1
-        spread = builder.insert_element(ir.Constant(_VI, ir.Undefined), word, _I32(0))
-        spread = builder.shuffle_vector(spread, spread, _every(0))
-        codes = builder.lshr(spread, ir.Constant(_VI, [4 * i for i in range(WIDTH)]))
+        codes = spread_codes(context, builder, sig, args)
         features = context.codegen().magic_tuple()[2].split(",")
         if "+avx512vl" in features:
             return _by_two_tables(builder, codes)
         if "+avx2" in features:
             return _with_sign(builder, _by_one_table(builder, codes), codes)
         return _with_sign(builder, _by_steps(builder, codes), codes)
+
+    return lanes(array, i64), codegen
+
+
+@intrinsic
+def splat_e8m0(typingctx: Any, array: Any, at: Any) -> Any:
+    """2^(e−127) in every lane, e the byte at this position of a uint8 array; e = 0 is a subnormal float32."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        exponent = builder.zext(load_value(context, builder, sig, args, ir.IntType(8), 1), _I32)
+        is_least = builder.icmp_unsigned("==", exponent, _I32(0))
+        bits = builder.select(is_least, _I32(_LEAST_SCALE_BITS), builder.shl(exponent, _I32(23)))
+        return every_lane(builder, builder.bitcast(bits, _F32))
 
     return lanes(array, i64), codegen
 

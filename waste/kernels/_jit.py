@@ -70,11 +70,14 @@ def cache_folder() -> Path | None:
     return folder
 
 
-def ready_mark() -> Path | None:
-    """A file that says that every kernel is in the cache, for this processor as numba sees it; None without a cache."""
+def ready_mark(formats: Iterable[str]) -> Path | None:
+    """A file that says that all kernels for these weight formats are in the cache; None without a cache.
+
+    It holds for this processor as numba sees it.
+    """
     folder = cache_folder()
     target = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
-    seen = f"{target} {numba.config.CPU_NAME} {numba.config.CPU_FEATURES}"
+    seen = f"{target} {numba.config.CPU_NAME} {numba.config.CPU_FEATURES} {' '.join(sorted(formats))}"
     return None if folder is None else folder / f"ready-{hashlib.sha256(seen.encode()).hexdigest()[:16]}"
 
 

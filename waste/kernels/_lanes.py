@@ -52,10 +52,17 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, at: Any, v
     return builder.bitcast(builder.gep(data, [at]), vector.as_pointer())
 
 
-def _load(context: Any, builder: Any, sig: Any, args: Any, vector: Any, align: int) -> Any:
+def load_value(context: Any, builder: Any, sig: Any, args: Any, vector: Any, align: int) -> Any:
+    """For the code of an intrinsic (array, at): what lies at that position of the array, as the LLVM type `vector`."""
     value = builder.load(_pointer(context, builder, sig.args[0], args[0], args[1], vector))
     value.align = align
     return value
+
+
+def every_lane(builder: Any, value: Any) -> Any:
+    """For the code of an intrinsic: eight times the same."""
+    vector = builder.insert_element(ir.Constant(ir.VectorType(value.type, WIDTH), ir.Undefined), value, _I32(0))
+    return builder.shuffle_vector(vector, vector, ir.Constant(_VI, [0] * WIDTH))
 
 
 @intrinsic
@@ -63,7 +70,7 @@ def load(typingctx: Any, array: Any, at: Any) -> Any:
     """Lanes from eight float32 beginning at flat position `at` of a float32 array."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _load(context, builder, sig, args, _VF, 4)
+        return load_value(context, builder, sig, args, _VF, 4)
 
     return lanes(array, i64), codegen
 
@@ -73,7 +80,7 @@ def element(typingctx: Any, array: Any, at: Any) -> Any:
     """The float32 at flat position `at` of a float32 array of any rank."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _load(context, builder, sig, args, _F32, 4)
+        return load_value(context, builder, sig, args, _F32, 4)
 
     return f32(array, i64), codegen
 
@@ -93,7 +100,7 @@ def load_f32_bytes(typingctx: Any, array: Any, at: Any) -> Any:
     """Lanes from 32 bytes of a uint8 array."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _load(context, builder, sig, args, _VF, 1)
+        return load_value(context, builder, sig, args, _VF, 1)
 
     return lanes(array, i64), codegen
 
@@ -103,7 +110,7 @@ def load_bf16_bytes(typingctx: Any, array: Any, at: Any) -> Any:
     """Lanes from eight bfloat16, 16 bytes of a uint8 array: the upper halves of their float32."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        halves = _load(context, builder, sig, args, ir.VectorType(_I16, WIDTH), 1)
+        halves = load_value(context, builder, sig, args, ir.VectorType(_I16, WIDTH), 1)
         bits = builder.shl(builder.zext(halves, _VI), ir.Constant(_VI, [16] * WIDTH))
         return builder.bitcast(bits, _VF)
 
@@ -111,11 +118,25 @@ def load_bf16_bytes(typingctx: Any, array: Any, at: Any) -> Any:
 
 
 @intrinsic
+def prefetch(typingctx: Any, array: Any, at: Any) -> Any:
+    """Bring the cache line with this byte of a uint8 array closer; it may lie past the array's end."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        place = builder.gep(context.make_array(sig.args[0])(context, builder, args[0]).data, [args[1]])
+        signature = ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32])
+        function = builder.module.declare_intrinsic("llvm.prefetch.p0i8", (), signature)
+        builder.call(function, [place, _I32(0), _I32(3), _I32(1)])  # to read, keep it, data
+        return context.get_dummy_value()
+
+    return types.void(array, i64), codegen
+
+
+@intrinsic
 def f32_from_bytes(typingctx: Any, array: Any, at: Any) -> Any:
     """One float32 from four bytes of a uint8 array."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _load(context, builder, sig, args, _F32, 1)
+        return load_value(context, builder, sig, args, _F32, 1)
 
     return f32(array, i64), codegen
 
@@ -125,7 +146,7 @@ def f32_from_bf16_bytes(typingctx: Any, array: Any, at: Any) -> Any:
     """One float32 from the two bytes of a bfloat16 in a uint8 array."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        half = builder.zext(_load(context, builder, sig, args, _I16, 1), _I32)
+        half = builder.zext(load_value(context, builder, sig, args, _I16, 1), _I32)
         return builder.bitcast(builder.shl(half, _I32(16)), _F32)
 
     return f32(array, i64), codegen
@@ -136,8 +157,7 @@ def splat(typingctx: Any, value: Any) -> Any:
     """The same float32 in every lane."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        vector = builder.insert_element(ir.Constant(_VF, ir.Undefined), args[0], _I32(0))
-        return builder.shuffle_vector(vector, vector, ir.Constant(_VI, [0] * WIDTH))
+        return every_lane(builder, args[0])
 
     return lanes(f32), codegen
 
@@ -147,9 +167,7 @@ def splat_code(typingctx: Any, value: Any) -> Any:
     """The same integer, cut to 32 bits, in every code."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        word = builder.trunc(args[0], _I32)
-        vector = builder.insert_element(ir.Constant(_VI, ir.Undefined), word, _I32(0))
-        return builder.shuffle_vector(vector, vector, ir.Constant(_VI, [0] * WIDTH))
+        return every_lane(builder, builder.trunc(args[0], _I32))
 
     return codes(i64), codegen
 
@@ -186,6 +204,16 @@ def first(typingctx: Any, value: Any) -> Any:
         return builder.extract_element(args[0], _I32(0))
 
     return f32(lanes), codegen
+
+
+@intrinsic
+def lane(typingctx: Any, value: Any, index: Any) -> Any:
+    """One of the eight."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.extract_element(args[0], args[1])
+
+    return f32(lanes, i64), codegen
 
 
 def _unary(name: str, result: Any, operand: Any, emit: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -19,7 +19,10 @@ from .kernel_set import KernelSet, load_kernels
 
 Progress = Callable[[int], None]
 _ROOT = str(Path(__file__).parents[2])
-_CHILD = f"import sys; sys.path.insert(0, {_ROOT!r}); from waste.kernels.compiling import fill_cache; fill_cache()"
+_CHILD = (
+    f"import sys; sys.path.insert(0, {_ROOT!r}); from waste.kernels.compiling import fill_cache; "
+    "fill_cache(sys.argv[1:])"
+)
 
 
 def prepare(kernel_set: KernelSet, progress: Progress = lambda done: None) -> None:
@@ -28,9 +31,9 @@ def prepare(kernel_set: KernelSet, progress: Progress = lambda done: None) -> No
         return
     from ._jit import compile_kernel, ready_mark
 
-    mark = ready_mark()
+    mark = ready_mark(kernel_set.format_names)
     if mark is not None and not mark.exists():
-        _compile_elsewhere(progress)
+        _compile_elsewhere(kernel_set.format_names, progress)
     done = 0
     for kernel in kernel_set.kernels():
         progress(done)
@@ -39,11 +42,14 @@ def prepare(kernel_set: KernelSet, progress: Progress = lambda done: None) -> No
     progress(done)
 
 
-def _compile_elsewhere(progress: Progress) -> None:
+def _compile_elsewhere(formats: Sequence[str], progress: Progress) -> None:
     """Fill the cache in a child process. If it fails, or cannot be started, this process compiles what is missing."""
     try:
         child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [sys.executable, "-c", _CHILD, *formats],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
     except OSError:
         return
@@ -74,13 +80,16 @@ def _pump(stream: IO[bytes], lines: SimpleQueue[bytes | None]) -> None:
     lines.put(None)
 
 
-def fill_cache() -> None:
-    """What the child does: compile everything, telling how far it is, and leave a mark when all is there."""
+def fill_cache(formats: Sequence[str]) -> None:
+    """What the child does: compile what models in these weight formats need, and leave a mark when all is there.
+
+    It tells how far it is.
+    """
     from ._jit import compile_kernel, ready_mark
 
-    for done, kernel in enumerate(load_kernels("numba").kernels()):
+    for done, kernel in enumerate(load_kernels("numba").only(formats).kernels()):
         print(done, flush=True)
         compile_kernel(kernel)
-    mark = ready_mark()
+    mark = ready_mark(formats)
     if mark is not None:
         mark.touch()

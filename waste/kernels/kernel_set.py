@@ -1,15 +1,15 @@
 """A kernel set: every operation the walk needs, in one implementation.
 
 `numba` is the engine: compiled, in the canonical order. `numpy` is its readable twin, equal within tolerance; it
-needs no compiler and runs under NUMBA_DISABLE_JIT. The kernels' docstrings in `bf16`, `mxfp4`, `vectors`, `kda`,
+needs no compiler and runs under NUMBA_DISABLE_JIT. The kernels' docstrings in `bf16`, `mxfp4`, `vq`, `vectors`, `kda`,
 `mla` and `moe` say what each does; both sets take the same arguments.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 
 Kernel = Callable[..., None]
 
@@ -25,11 +25,21 @@ class FormatKernels:
 
 
 @dataclass(frozen=True, slots=True)
+class CodebookKernels:
+    """The kernels of one format whose weights are indices into codebooks, which only experts use."""
+
+    product: Kernel
+    widen: Kernel
+    find_bad_scale: Kernel
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSet:
-    """All kernels by name; `formats` by the name of a weight format ("BF16", "F32", "MXFP4")."""
+    """All kernels by name; `formats` by the name of a weight format ("BF16", "MXFP4"), `codebook_formats` likewise."""
 
     name: str
     formats: Mapping[str, FormatKernels]
+    codebook_formats: Mapping[str, CodebookKernels]
     rms_norm: Kernel
     activate: Kernel
     multiply_sigmoid: Kernel
@@ -44,16 +54,37 @@ class KernelSet:
     route: Kernel
     combine: Kernel
 
+    def only(self, formats: Iterable[str]) -> KernelSet:
+        """The same set with kernels for these weight formats alone; names it does not know are passed over."""
+        wanted = set(formats)
+        return replace(
+            self,
+            formats={name: kernels for name, kernels in self.formats.items() if name in wanted},
+            codebook_formats={name: kernels for name, kernels in self.codebook_formats.items() if name in wanted},
+        )
+
+    @property
+    def format_names(self) -> tuple[str, ...]:
+        """The weight formats it has kernels for."""
+        return (*self.formats, *self.codebook_formats)
+
     def kernels(self) -> Iterator[Kernel]:
-        """Every kernel of the set, once."""
+        """Every kernel of the set; one that several formats share comes with each."""
+        yield from self.by_name().values()
+
+    def by_name(self) -> dict[str, Kernel]:
+        """Every kernel under its name: "rms_norm", "BF16.product"."""
+        named: dict[str, Kernel] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if callable(value):
-                yield value
-        for kernels in self.formats.values():
+                named[field.name] = value
+        by_format: dict[str, FormatKernels | CodebookKernels] = {**self.formats, **self.codebook_formats}
+        for format_name, kernels in by_format.items():
             for field in fields(kernels):
                 if (kernel := getattr(kernels, field.name)) is not None:
-                    yield kernel
+                    named[f"{format_name}.{field.name}"] = kernel
+        return named
 
 
 KERNEL_SETS = ("numba", "numpy")

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from waste.errors import ModelError
+from waste.errors import ModelError, WasteError
+from waste.io.container import Container
 from waste.io.jsonfile import read_json
 from waste.io.source import WeightSource, open_source
 from waste.model.config import ModelConfig, parse_config
 from waste.model.tensors import check_tensors
-from waste.model.tokenizer import Tokenizer, load_tokenizer
+from waste.model.tokenizer import Tokenizer, load_container_tokenizer, load_tokenizer
 
 DEMO = "demo"
 _MAX_JSON_BYTES = 1 << 20
@@ -26,6 +27,14 @@ class ModelBundle:
     config: ModelConfig
     tokenizer: Tokenizer | None
     end_ids: frozenset[int]
+
+    def weight_formats(self) -> frozenset[str]:
+        """The names of the formats that weights are stored in, as the kernels call them."""
+        trunk = {info.dtype for info in self.source.tensors.values()}
+        parts = [part for bank in self.source.banks.values() for part in bank.parts]
+        plain = {part.dtype for part in parts if part.name.endswith(".weight")}
+        packed = {"MXFP4" for part in parts if part.name.endswith(".weight_packed")}
+        return frozenset(trunk | plain | packed)
 
 
 def model_path(name: str | Path) -> Path:
@@ -43,10 +52,25 @@ def load_bundle(name: str | Path) -> ModelBundle:
     """
     path = model_path(name)
     source = open_source(path)
-    config = parse_config(source.config)
-    check_tensors(config, source.tensors, source.banks)
-    tokenizer = load_tokenizer(path, config.vocab_size)
+    if not isinstance(source, Container):
+        config = _checked_config(source)
+        tokenizer = load_tokenizer(path, config.vocab_size)
+    else:
+        try:
+            config = _checked_config(source)
+        except WasteError as error:
+            # The config is part of another file there.
+            text = str(error).replace("config.json: ", "config.").replace("config.json", "config")
+            raise type(error)(f"{source.manifest.path}: {text}") from error
+        eos_id = next(iter(config.eos_token_ids), None)
+        tokenizer = load_container_tokenizer(path, config.vocab_size, bos_id=config.bos_token_id, eos_id=eos_id)
     return ModelBundle(path, source, config, tokenizer, _end_ids(path, config))
+
+
+def _checked_config(source: WeightSource) -> ModelConfig:
+    config = parse_config(source.config, prefix=source.tensor_prefix)
+    check_tensors(config, source.tensors, source.banks)
+    return config
 
 
 def _end_ids(path: Path, config: ModelConfig) -> frozenset[int]:

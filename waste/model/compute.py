@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 from waste.kernels.workers import Workers
 
+T = TypeVar("T")
 Job = Callable[[int], None]
 """Work for one compute thread; the argument is the thread's number, for memory of its own."""
 
@@ -23,15 +25,21 @@ class Compute:
     def threads(self) -> int:
         return self._workers.threads
 
-    def start(self, jobs: Sequence[Job]) -> asyncio.Future[None]:
+    def start(
+        self, jobs: Sequence[Job], on_end: Callable[[BaseException | None], None] | None = None
+    ) -> asyncio.Future[None]:
         """Begin; the future ends when the last job has, with the first error if there was one.
 
-        Hand it to `finish`: jobs cannot be taken back, and their arrays must outlive them.
+        on_end: gets that error instead, or None, on the loop, before the future ends; it must not raise.
+
+        Hand the future to `finish`: jobs cannot be taken back, and their arrays must outlive them.
         """
         future: asyncio.Future[None] = self._loop.create_future()
 
         def settle(error: BaseException | None) -> None:
-            if error is None:
+            if on_end is not None:
+                on_end(error)
+            if error is None or on_end is not None:
                 future.set_result(None)
             else:
                 future.set_exception(error)
@@ -62,6 +70,12 @@ class Compute:
     async def run(self, jobs: Sequence[Job]) -> None:
         """Start and finish."""
         await self.finish(self.start(jobs))
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """What `work` returns, computed on one of the threads."""
+        results: list[T] = []
+        await self.run([lambda worker: results.append(work())])
+        return results[0]
 
     def split(self, total: int, step: int = 1) -> list[tuple[int, int]]:
         """`total` items as one range a thread, cut at multiples of `step`; fewer if there is not enough."""

@@ -121,8 +121,8 @@ class ModelConfig:
         return self.moe is not None and layer >= self.first_k_dense_replace and layer % self.moe_layer_freq == 0
 
 
-def parse_config(raw: Mapping[str, object]) -> ModelConfig:
-    """The model `config.json` describes.
+def parse_config(raw: Mapping[str, object], *, prefix: str | None = None) -> ModelConfig:
+    """The model `config.json` describes. prefix: of tensor names, where that is known from elsewhere.
 
     Raises `ModelError` naming the key, what was found and what was expected where the file is incomplete or
     contradicts itself, and `UnsupportedError` where it asks for something that nothing here can run.
@@ -135,10 +135,12 @@ def parse_config(raw: Mapping[str, object]) -> ModelConfig:
     if nested:
         _check_family(text)
         _check_quantization(text)
+    if prefix is None:
+        prefix = "language_model." if nested else ""
     num_layers = text.integer("num_hidden_layers", low=1, high=MAX_LAYERS)
     vocab_size = text.integer("vocab_size", low=1, high=MAX_VOCAB)
     return ModelConfig(
-        prefix="language_model." if nested else "",
+        prefix=prefix,
         hidden_size=text.integer("hidden_size", low=1, high=MAX_WIDTH),
         num_hidden_layers=num_layers,
         vocab_size=vocab_size,

@@ -12,6 +12,7 @@ from waste.kernels import KernelSet
 from waste.model.compute import Compute
 from waste.model.config import ModelConfig
 from waste.model.embedding import EmbeddingTable
+from waste.model.experts import RecordUse
 from waste.model.layer import Layer, LayerRows
 from waste.model.layout import TrunkLayout, Use, trunk_tensor
 from waste.model.residual import Residuals
@@ -80,7 +81,7 @@ class Decoder:
     def _take_head(self, scratch: Scratch, rows: int) -> tuple[FloatArray, FloatArray]:
         return scratch.floats(rows, self.config.hidden_size), scratch.floats(rows, self.config.vocab_size)
 
-    async def forward(self, memory: StepMemory, chunks: Sequence[Chunk], tap: Tap, *, reads_on: bool = True) -> Outcome:
+    async def forward(self, memory: StepMemory, chunks: Sequence[Chunk], tap: Tap, *, reads_on: bool) -> Outcome:
         """Walk a batch. Nothing of the sessions changes: that is for the drafts of the outcome to commit.
 
         reads_on: another walk is expected to follow, so the trunk's first tiles are read ahead for it.
@@ -103,7 +104,7 @@ class Decoder:
                 ) as walk,
             ):
                 tokens = drafts[-1].end
-                step = Step(tokens, drafts, walk, memory.compute, memory.kernels, memory.scratch, tap)
+                step = Step(tokens, drafts, walk, memory.compute, memory.kernels, memory.scratch, memory.records, tap)
                 rows = self._take_rows(memory.scratch, tokens)
                 ids = [token for chunk in chunks for token in chunk.ids]
                 with walk.waiting():
@@ -159,6 +160,7 @@ class StepMemory:
     embeddings: ExpertCache
     spares: SparePool
     scratch: Scratch
+    records: RecordUse
     compute: Compute
     kernels: KernelSet
     add_wait: Callable[[float], None]

@@ -24,14 +24,15 @@ class EmbeddingTable:
         self._align = align
 
     def place(self, token: Hashable) -> Placement:
-        """The read that brings one token's row."""
+        """What brings one token's row."""
         assert isinstance(token, int)
-        return place([self._tensor.rows_extent(token, 1)], align=self._align, max_gap=0)
+        return place(self._tensor.rows_extents(token, 1), align=self._align, max_gap=0)
 
     @property
     def slot_bytes(self) -> int:
         """A buffer for any one row, wherever it lies in its blocks."""
-        return -(-self._tensor.row_bytes // self._align) * self._align + self._align
+        extents = self._tensor.rows_extents(0, 1)
+        return sum(-(-extent.length // self._align) * self._align + self._align for extent in extents)
 
     async def read(
         self, cache: ExpertCache, compute: Compute, kernels: KernelSet, ids: Sequence[int], x: FloatArray
@@ -45,7 +46,8 @@ class EmbeddingTable:
 
         def fill(token: Hashable, data: object, placement: Placement, worker: int) -> None:
             for row in np.flatnonzero(wanted == token):
-                widen(data, placement.starts[0], 0, self._tensor.columns, 1, x[row : row + 1])
+                at, scale_at = (*placement.starts, 0)[:2]
+                widen(data, at, scale_at, self._tensor.columns, 1, x[row : row + 1])
 
         with cache.lease([int(token) for token in np.unique(wanted)]) as lease:
             while lease.pending:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from waste.errors import DamagedError, UnsupportedError
 from waste.io.extents import Placement
+from waste.io.record import HEADER_BYTES, check_payload
 from waste.io.source import Bank
 from waste.kernels import KernelSet
-from waste.kernels.formats import BF16, F32, MXFP4, WeightFormat
+from waste.kernels.formats import BF16, F32, MXFP4
 from waste.model.config import Activation
 from waste.model.scratch import FloatArray, IntArray, Scratch
 from waste.model.trunk import Buffer
@@ -31,42 +32,68 @@ def activation_kind(activation: Activation) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MatrixParts:
-    """One matrix of every record of a bank: its parts' places in the record's extents, -1 without scales."""
+    """One matrix of every record of a bank: its parts' places in the record's extents, -1 without scales.
+
+    scale_count: scales of a record's matrix. position: 0 gate, 1 up, 2 down.
+    """
 
     name: Matrix
-    format: WeightFormat
+    format: str
     rows: int
     columns: int
     weights: int
     scales: int
+    scale_count: int
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """The three matrices of a record: gate w1, up w3, down w2."""
+    """The three matrices of a record: gate w1, up w3, down w2. header: the place of that part, -1 without one."""
 
     gate: MatrixParts
     up: MatrixParts
     down: MatrixParts
+    header: int
 
     @staticmethod
     def of(bank: Bank) -> RecordLayout:
         """Raises UnsupportedError for parts that no expert kernel multiplies."""
-        return RecordLayout(gate=_matrix(bank, "w1"), up=_matrix(bank, "w3"), down=_matrix(bank, "w2"))
+        gate, up, down = (_matrix(bank, name, position) for position, name in enumerate(_MATRICES))
+        return RecordLayout(gate, up, down, -1 if bank.header is None else _names(bank).index("header"))
 
 
-def _matrix(bank: Bank, name: Matrix) -> MatrixParts:
-    names = [part.name for part in bank.parts]
+_MATRICES: tuple[Matrix, ...] = ("w1", "w3", "w2")
+
+
+def _names(bank: Bank) -> list[str]:
+    return [part.name for part in bank.parts]
+
+
+def _matrix(bank: Bank, name: Matrix, position: int) -> MatrixParts:
+    names = _names(bank)
     if f"{name}.weight_packed" in names:
         weights, scales = names.index(f"{name}.weight_packed"), names.index(f"{name}.weight_scale")
         rows, packed = bank.parts[weights].shape
-        return MatrixParts(name, MXFP4, rows, packed * 2, weights, scales)
+        count = rows * MXFP4.scale_bytes(packed * 2)
+        return MatrixParts(name, MXFP4.name, rows, packed * 2, weights, scales, count, position)
     weights = names.index(f"{name}.weight")
     part = bank.parts[weights]
-    format = {BF16.name: BF16, F32.name: F32}.get(part.dtype)
-    if format is None:
+    rows, columns = part.shape
+    if bank.codebooks is not None:
+        scales = names.index(f"{name}.weight_scale")
+        return MatrixParts(name, part.dtype, rows, columns, weights, scales, rows, position)
+    if part.dtype not in (BF16.name, F32.name):
         raise UnsupportedError(f"experts are stored as {part.dtype}; they may be MXFP4, BF16 or F32")
-    return MatrixParts(name, format, part.shape[0], part.shape[1], weights, -1)
+    return MatrixParts(name, part.dtype, rows, columns, weights, -1, 0, position)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordUse:
+    """What all records are used with. codebooks: by layer, float32 [3, values]. verify: whether checksums are."""
+
+    codebooks: Mapping[int, FloatArray]
+    verify: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +141,10 @@ def sort_by_expert(ids: IntArray, rows: IntArray) -> list[ExpertWork]:
 class ExpertMath:
     """An expert's MLP: w2·act(w1·x, w3·x), one compute thread, straight from the record's bytes."""
 
-    def __init__(self, layer: int, record: RecordLayout, activation: Activation) -> None:
+    def __init__(self, layer: int, bank: Bank, activation: Activation) -> None:
         self._layer = layer
-        self._record = record
+        self._bank = bank
+        self._record = RecordLayout.of(bank)
         self._kind = activation_kind(activation)
         self._beta = activation.beta
         self._linear_beta = activation.linear_beta or 0.0
@@ -124,6 +152,7 @@ class ExpertMath:
     def answer(
         self,
         kernels: KernelSet,
+        use: RecordUse,
         work: ExpertWork,
         data: Buffer,
         placement: Placement,
@@ -134,38 +163,65 @@ class ExpertMath:
     ) -> None:
         """answers[work.first + j] = the expert's answer to x[work.tokens[j]].
 
-        Raises DamagedError if a scale of the record is not a number.
+        Raises DamagedError if the record is not what the source promised, or a scale of it is not a number.
         """
         count = work.tokens.size
         gathered, gate, up = buffers.x[worker, :count], buffers.gate[worker, :count], buffers.up[worker, :count]
         np.take(x, work.tokens, axis=0, out=gathered, mode="clip")
         record, starts = self._record, placement.starts
+        self._check_header(work.expert, data, starts, verify=use.verify)
         for matrix in (record.gate, record.up, record.down):
             self._check_scales(kernels, work.expert, matrix, data, starts, buffers.bad_scale[worker])
-        self._multiply(kernels, record.gate, data, starts, gathered, gate)
-        self._multiply(kernels, record.up, data, starts, gathered, up)
+        self._multiply(kernels, use, record.gate, data, starts, gathered, gate)
+        self._multiply(kernels, use, record.up, data, starts, gathered, up)
         kernels.activate(gate, up, self._kind, self._beta, self._linear_beta, 0, gate.shape[1])
-        self._multiply(kernels, record.down, data, starts, gate, answers[work.first : work.first + count])
+        self._multiply(kernels, use, record.down, data, starts, gate, answers[work.first : work.first + count])
 
     def _multiply(
-        self, kernels: KernelSet, matrix: MatrixParts, data: Buffer, starts: Sequence[int], x: FloatArray, y: FloatArray
+        self,
+        kernels: KernelSet,
+        use: RecordUse,
+        matrix: MatrixParts,
+        data: Buffer,
+        starts: Sequence[int],
+        x: FloatArray,
+        y: FloatArray,
     ) -> None:
-        scale_at = starts[matrix.scales] if matrix.scales >= 0 else 0
-        product = kernels.formats[matrix.format.name].product
-        product(data, starts[matrix.weights], scale_at, matrix.columns, 0, matrix.rows, x, y, 0)
+        at, scale_at = starts[matrix.weights], starts[matrix.scales] if matrix.scales >= 0 else 0
+        if self._bank.codebooks is None:
+            product = kernels.formats[matrix.format].product
+            product(data, at, scale_at, matrix.columns, 0, matrix.rows, x, y, 0)
+        else:
+            books, block = use.codebooks[self._layer][matrix.position], self._bank.codebooks.index_block
+            product = kernels.codebook_formats[matrix.format].product
+            product(data, at, scale_at, matrix.columns, 0, matrix.rows, block, books, x, y)
+
+    def _check_header(self, expert: int, data: Buffer, starts: Sequence[int], *, verify: bool) -> None:
+        header = self._bank.header
+        if header is None:
+            return
+        begin = starts[self._record.header]
+        try:
+            checksum = header.check(data[begin : begin + HEADER_BYTES], expert)
+            if verify:
+                check_payload(data[begin + HEADER_BYTES : begin + header.end], checksum)
+        except DamagedError as error:
+            raise DamagedError(f"layer {self._layer}, expert {expert}: {error}") from error
 
     def _check_scales(
         self, kernels: KernelSet, expert: int, matrix: MatrixParts, data: Buffer, starts: Sequence[int], found: IntArray
     ) -> None:
-        find = kernels.formats[matrix.format.name].find_bad_scale
+        if self._bank.codebooks is None:
+            find = kernels.formats[matrix.format].find_bad_scale
+        else:
+            find = kernels.codebook_formats[matrix.format].find_bad_scale
         if find is None:
             return
-        count = matrix.rows * matrix.format.scale_bytes(matrix.columns)
-        find(data, starts[matrix.scales], count, found, 0)
+        find(data, starts[matrix.scales], matrix.scale_count, found, 0)
         if found[0] >= 0:
+            what = "is infinite or NaN" if self._bank.codebooks else "is 255, which is not a number; expected 0 to 254"
             raise DamagedError(
-                f"layer {self._layer}, expert {expert}: scale {found[0]} of {matrix.name} is 255, which is not a "
-                "number; expected 0 to 254. Fetch the file again"
+                f"layer {self._layer}, expert {expert}: scale {found[0]} of {matrix.name} {what}. Fetch the file again"
             )
 
 

@@ -14,9 +14,9 @@ from functools import cached_property
 from waste.errors import UnsupportedError
 from waste.io.extents import Extent, Placement, place
 from waste.io.source import TensorInfo
-from waste.kernels.formats import BF16, F32, WeightFormat
+from waste.kernels.formats import BF16, F16, F32, Q4G, Q8G, WeightFormat
 
-_FORMATS = {format.name: format for format in (BF16, F32)}
+TRUNK_FORMATS = {format.name: format for format in (BF16, F16, F32, Q8G, Q4G)}
 _LARGEST_GAP = 16 * 1024
 """Unwanted bytes read along rather than asking twice; less where tiles are small."""
 
@@ -40,25 +40,39 @@ class TrunkTensor:
     columns: int
     unit: int
     extent: Extent
+    scales: Extent | None = None
 
     @property
     def row_bytes(self) -> int:
         return self.format.row_bytes(self.columns)
 
-    def rows_extent(self, first: int, count: int) -> Extent:
-        """Where `count` rows from `first` lie."""
-        return Extent(self.extent.file, self.extent.offset + first * self.row_bytes, count * self.row_bytes)
+    @property
+    def row_scale_bytes(self) -> int:
+        return self.format.scale_bytes(self.columns)
+
+    def rows_extents(self, first: int, count: int) -> tuple[Extent, ...]:
+        """Where `count` rows from `first` lie, and then their scales, if there are any."""
+        return tuple(
+            Extent(stored.file, stored.offset + first * each, count * each)
+            for stored, each in ((self.extent, self.row_bytes), (self.scales, self.row_scale_bytes))
+            if stored is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `first` to `first + count` of a tensor, beginning at byte `at` of its tile's buffer."""
+    """Rows `first` to `first + count` of a tensor, and where they and their scales begin in their tile's buffer."""
 
     tensor: TrunkTensor
     first: int
     count: int
     tile: int
     at: int
+    scale_at: int = 0
+
+    def row(self, index: int) -> tuple[int, int]:
+        """Where row `first + index` and its scales are in the buffer."""
+        return self.at + index * self.tensor.row_bytes, self.scale_at + index * self.tensor.row_scale_bytes
 
 
 @dataclass(frozen=True)
@@ -94,12 +108,14 @@ class TrunkLayout:
 
 def trunk_tensor(use: Use, info: TensorInfo) -> TrunkTensor:
     """The stored tensor as the walk sees it. Raises UnsupportedError for a dtype without kernels."""
-    format = _FORMATS.get(info.dtype)
+    format = TRUNK_FORMATS.get(info.dtype)
     if format is None:
-        raise UnsupportedError(f"{use.name} is stored as {info.dtype}; the trunk may be {' or '.join(_FORMATS)}")
+        raise UnsupportedError(f"{use.name} is stored as {info.dtype}; the trunk may be {' or '.join(TRUNK_FORMATS)}")
     count = math.prod(info.shape)
     columns = count if use.is_vector else info.shape[-1]
-    return TrunkTensor(use.name, format, count // columns, columns, use.unit, info.extent)
+    if use.is_vector and format.group is not None and info.shape[-1] != count:
+        raise UnsupportedError(f"{use.name} is stored as several rows of {info.dtype}; expected one row, or no groups")
+    return TrunkTensor(use.name, format, count // columns, columns, use.unit, info.extent, info.scales)
 
 
 def lay_out(uses: Iterable[Use], tensors: Mapping[str, TensorInfo], *, tile_bytes: int, align: int) -> TrunkLayout:
@@ -109,7 +125,7 @@ def lay_out(uses: Iterable[Use], tensors: Mapping[str, TensorInfo], *, tile_byte
     for tensor in (trunk_tensor(use, tensors[use.name]) for use in uses):
         first = 0
         while first < tensor.rows:
-            unit_bytes = tensor.unit * tensor.row_bytes
+            unit_bytes = tensor.unit * (tensor.row_bytes + tensor.row_scale_bytes)
             units = min(room // unit_bytes, (tensor.rows - first) // tensor.unit)
             if units == 0 and cuts[-1]:
                 cuts.append([])
@@ -117,14 +133,16 @@ def lay_out(uses: Iterable[Use], tensors: Mapping[str, TensorInfo], *, tile_byte
                 continue
             count = max(1, units) * tensor.unit
             cuts[-1].append((tensor, first, count))
-            room -= count * tensor.row_bytes
+            room -= count * (tensor.row_bytes + tensor.row_scale_bytes)
             first += count
     placements: list[Placement] = []
     pieces: list[Piece] = []
     gap = min(_LARGEST_GAP, tile_bytes // 64)
     for tile, rows in enumerate(cuts):
-        placement = place([tensor.rows_extent(first, n) for tensor, first, n in rows], align=align, max_gap=gap)
+        extents = [tensor.rows_extents(first, count) for tensor, first, count in rows]
+        placement = place([extent for row in extents for extent in row], align=align, max_gap=gap)
         placements.append(placement)
-        for (tensor, first, count), at in zip(rows, placement.starts, strict=True):
-            pieces.append(Piece(tensor, first, count, tile, at))
+        starts = iter(placement.starts)
+        for (tensor, first, count), row in zip(rows, extents, strict=True):
+            pieces.append(Piece(tensor, first, count, tile, *(next(starts) for _ in row)))
     return TrunkLayout(tuple(placements), tuple(pieces))

@@ -123,18 +123,18 @@ class MlaLayer:
         tensor = piece.tensor
         kernels = step.kernels.formats[tensor.format.name]
         head = piece.first // tensor.unit + unit
-        keys_at = piece.at + unit * tensor.unit * tensor.row_bytes
-        values_at = keys_at + mla.qk_nope_head_dim * tensor.row_bytes
+        keys_at, keys_scale_at = piece.row(unit * tensor.unit)
+        values_at, values_scale_at = piece.row(unit * tensor.unit + mla.qk_nope_head_dim)
         absorbed, attended = b.absorbed[worker], b.attended[worker]
         column = head * self._query_width
         assert kernels.absorb is not None
-        kernels.absorb(data, keys_at, 0, tensor.columns, mla.qk_nope_head_dim, b.query, column, absorbed)
+        kernels.absorb(data, keys_at, keys_scale_at, tensor.columns, mla.qk_nope_head_dim, b.query, column, absorbed)
         absorbed[:, mla.kv_lora_rank :] = b.query[:, column + mla.qk_nope_head_dim : column + self._query_width]
         for draft in step.drafts:
             latents = draft.state.latents[self._index]
             step.kernels.attend(latents, draft.position, absorbed, self._scale, draft.begin, draft.end, attended)
         out = head * mla.v_head_dim
-        kernels.product(data, values_at, 0, tensor.columns, 0, mla.v_head_dim, attended, b.out, out)
+        kernels.product(data, values_at, values_scale_at, tensor.columns, 0, mla.v_head_dim, attended, b.out, out)
 
 
 def _gate_job(step: Step, b: _Buffers, first: int, last: int) -> Job:

@@ -11,7 +11,7 @@ from waste.errors import ReadError
 from waste.io.extents import Placement
 from waste.io.source import Bank
 from waste.model.config import ModelConfig, MoeConfig
-from waste.model.experts import ExpertMath, ExpertWork, RecordLayout, ThreadBuffers, expert_key, sort_by_expert
+from waste.model.experts import ExpertMath, ExpertWork, ThreadBuffers, expert_key, sort_by_expert
 from waste.model.layout import Use
 from waste.model.mlp import GatedMlp, MlpBuffers
 from waste.model.scratch import FloatArray, IntArray, Scratch
@@ -51,7 +51,7 @@ class MoeLayer:
         self._eps = config.rms_norm_eps
         self._layer = layer
         self._prefix = prefix
-        self._math = ExpertMath(layer, RecordLayout.of(bank), config.activation)
+        self._math = ExpertMath(layer, bank, config.activation)
         self._shared = (
             GatedMlp(config.activation, f"{prefix}shared_experts.", moe.shared_width) if moe.num_shared else None
         )
@@ -137,28 +137,27 @@ class MoeLayer:
         """Each expert is multiplied as its record lands; its slot is free again when that is done."""
         by_key = {expert_key(self._layer, item.expert): item for item in work}
         source = x if self._moe.latent_size is None else b.latent
-        running: set[asyncio.Future[None]] = set()
+        running: dict[Hashable, asyncio.Future[None]] = {}
         errors: list[BaseException] = []
         try:
             while lease.pending and not errors:
                 if len(running) == cache.slots:
                     # Every slot is being computed with: none can be waited for before one of them is done.
-                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(running.values(), return_when=asyncio.FIRST_COMPLETED)
                 with step.walk.waiting():
                     ready = await self._wait(lease)
                 for key, data, placement in ready:
-                    future = step.compute.start([partial(self._answer, step, by_key[key], data, placement, source, b)])
-                    running.add(future)
-                    future.add_done_callback(partial(_release, lease, key, running, errors))
+                    answer = partial(self._answer, step, by_key[key], data, placement, source, b)
+                    running[key] = step.compute.start([answer], partial(_release, lease, key, running, errors))
         finally:
-            await step.compute.finish(*running)
+            await step.compute.finish(*running.values())
         if errors:
             raise errors[0]
 
     def _answer(
         self, step: Step, work: ExpertWork, data: Buffer, placement: Placement, x: FloatArray, b: _Buffers, worker: int
     ) -> None:
-        self._math.answer(step.kernels, work, data, placement, x, b.thread, worker, b.answers)
+        self._math.answer(step.kernels, step.records, work, data, placement, x, b.thread, worker, b.answers)
 
     async def _wait(self, lease: Lease) -> list[tuple[Hashable, Buffer, Placement]]:
         try:
@@ -193,12 +192,12 @@ class MoeLayer:
 def _release(
     lease: Lease,
     key: Hashable,
-    running: set[asyncio.Future[None]],
+    running: dict[Hashable, asyncio.Future[None]],
     errors: list[BaseException],
-    future: asyncio.Future[None],
+    error: BaseException | None,
 ) -> None:
     """An expert has answered or failed: its slot may go."""
     lease.release(key)
-    running.discard(future)
-    if (error := future.exception()) is not None:
+    del running[key]
+    if error is not None:
         errors.append(error)

@@ -23,6 +23,7 @@ class Scratch:
     """
 
     def __init__(self, arena: Arena | None) -> None:
+        self._arena = arena
         self._bytes = None if arena is None else arena.slot(0)
         self._top = 0
         self.peak = 0
@@ -43,6 +44,12 @@ class Scratch:
             yield
         finally:
             self._top = top
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        if self._arena is not None:
+            self._bytes = np.empty(0, np.uint8)
+            self._arena.close()
 
     def _take(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
         begin = self._top

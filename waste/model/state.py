@@ -62,11 +62,11 @@ class SessionState:
     def __init__(self, shape: StateShape) -> None:
         self.shape = shape
         self.length = 0
-        self._arenas: list[Arena] = []
-        self.recurrent = self._zeros(shape.recurrent)
-        self.latents = self._zeros(shape.latents)
-        self.past, self.next_past = self._zeros(shape.past), self._zeros(shape.past)
-        self.owed, self.next_owed = self._zeros(shape.owed), self._zeros(shape.owed)
+        # Each on its own pages: committing a chunk trades `recurrent` for another session's.
+        self.recurrent = zeros(shape.recurrent)
+        self.latents = zeros(shape.latents)
+        self.past, self.next_past = zeros(shape.past), zeros(shape.past)
+        self.owed, self.next_owed = zeros(shape.owed), zeros(shape.owed)
         self.is_owed = np.zeros(shape.owed[0], np.bool_)
         """By KDA layer, whether the row of `owed` is still to be brought into `recurrent`."""
 
@@ -76,31 +76,21 @@ class SessionState:
         return self.shape.latents[1]
 
     def close(self) -> None:
+        """Let go of the memory."""
         nothing = np.empty(0, np.float32)
         self.recurrent = self.latents = self.past = self.next_past = self.owed = self.next_owed = nothing
-        for arena in self._arenas:
-            arena.close()
-        self._arenas.clear()
-
-    def _zeros(self, shape: tuple[int, ...]) -> FloatArray:
-        array, arena = zeros(shape)
-        self._arenas.append(arena)
-        return array
 
 
-def zeros(shape: tuple[int, ...]) -> tuple[FloatArray, Arena]:
-    """A float32 array of zeros on pages of its own, and the arena to give them back."""
-    arena = Arena(1, _bytes(shape))
-    return arena.slot(0).view(np.float32).reshape(shape), arena
+def zeros(shape: tuple[int, ...]) -> FloatArray:
+    """A float32 array of zeros on pages of its own, given back with the last reference to it."""
+    return Arena(1, _bytes(shape)).slot(0).view(np.float32).reshape(shape)
 
 
 class SparePool:
     """Second recurrent states for steps that bring several tokens of a session; `count` such sessions a step."""
 
     def __init__(self, shape: StateShape, count: int) -> None:
-        made = [zeros(shape.recurrent) for _ in range(count)]
-        self._free = [array for array, _ in made]
-        self._arenas = [arena for _, arena in made]
+        self._free = [zeros(shape.recurrent) for _ in range(count)]
 
     @property
     def free(self) -> int:
@@ -111,6 +101,10 @@ class SparePool:
 
     def give_back(self, spare: FloatArray) -> None:
         self._free.append(spare)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._free.clear()
 
 
 class Draft:

@@ -9,6 +9,7 @@ import numpy as np
 
 from waste.kernels import KernelSet
 from waste.model.compute import Compute, Job, split_range
+from waste.model.experts import RecordUse
 from waste.model.scratch import FloatArray, IntArray, Scratch
 from waste.model.state import Draft
 from waste.model.trunk import TrunkWalk
@@ -39,6 +40,7 @@ class Step:
     compute: Compute
     kernels: KernelSet
     scratch: Scratch
+    records: RecordUse
     tap: Tap
 
     async def by_token(self, job: TokenJob) -> None:

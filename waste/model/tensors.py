@@ -7,7 +7,7 @@ so that a contradiction is reported with both sides: the tensor and the key.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from waste.errors import ModelError, UnsupportedError
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from waste.io.source import Bank, Part, TensorInfo
 
 PLAIN_DTYPES = ("BF16", "F32")
+TRUNK_DTYPES = ("BF16", "F16", "F32", "Q8G", "Q4G")
 LANES = 8
 
 PLAIN_PARTS = ("w1.weight", "w3.weight", "w2.weight")
+VECTOR_PARTS = (*PLAIN_PARTS, *(f"{part}_scale" for part in PLAIN_PARTS))
 MXFP4_PARTS = tuple(f"{matrix}.weight_{half}" for matrix in ("w1", "w3", "w2") for half in ("packed", "scale"))
 
 # Tensors of one layer that only some configs call for, and the key that would. Finding one that the config
@@ -216,7 +218,7 @@ def _expert(config: ModelConfig, moe: MoeConfig) -> dict[str, tuple[Dim, Dim]]:
 
 
 def _check_tensor(name: str, found: TensorInfo, expected: Shape) -> None:
-    _check_dtype(name, found.dtype)
+    _check_dtype(name, found.dtype, TRUNK_DTYPES)
     if name.endswith(".A_log"):
         heads = expected[0]
         if math.prod(found.shape) < heads.size:
@@ -225,9 +227,9 @@ def _check_tensor(name: str, found: TensorInfo, expected: Shape) -> None:
         raise ModelError(f"{name} is {list(found.shape)}, config.json implies {_described(expected)}")
 
 
-def _check_dtype(name: str, dtype: str) -> None:
-    if dtype not in PLAIN_DTYPES:
-        raise UnsupportedError(f"{name} is stored as {dtype}, expected {' or '.join(PLAIN_DTYPES)}")
+def _check_dtype(name: str, dtype: str, known: Sequence[str]) -> None:
+    if dtype not in known:
+        raise UnsupportedError(f"{name} is stored as {dtype}, expected {' or '.join(known)}")
 
 
 def _check_unexpected(config: ModelConfig, layer: int, tensors: Mapping[str, TensorInfo]) -> None:
@@ -248,12 +250,15 @@ def _check_bank(config: ModelConfig, moe: MoeConfig, layer: int, bank: Bank | No
         raise ModelError(f"{name} are missing, expected {moe.num_experts} (num_experts)")
     if bank.records != moe.num_experts:
         raise ModelError(f"{name} are {bank.records}, expected {moe.num_experts} (num_experts)")
-    parts = {part.name: part for part in bank.parts}
+    parts = {part.name: part for part in bank.parts if bank.header is None or part.name != "header"}
     shapes = _expert(config, moe)
-    if tuple(parts) == PLAIN_PARTS:
+    if bank.codebooks is not None and tuple(parts) == VECTOR_PARTS:
+        for matrix, shape in shapes.items():
+            _check_part(name, parts[f"{matrix}.weight"], shape, columns=shape[1].size)
+    elif tuple(parts) == PLAIN_PARTS:
         for matrix, shape in shapes.items():
             part = parts[f"{matrix}.weight"]
-            _check_dtype(f"{name}.*.{part.name}", part.dtype)
+            _check_dtype(f"{name}.*.{part.name}", part.dtype, PLAIN_DTYPES)
             _check_part(name, part, shape, columns=shape[1].size)
     elif tuple(parts) == MXFP4_PARTS:
         _check_mxfp4(name, parts, shapes)

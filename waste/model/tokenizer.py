@@ -19,6 +19,8 @@ from waste.model.ranks import read_ranks
 
 RANKS_FILE = "tiktoken.model"
 CONFIG_FILE = "tokenizer_config.json"
+CONTAINER_RANKS_FILE = "tokenizer.model"
+CONTAINER_SPECIALS_FILE = "specials.json"
 MAX_CONFIG_BYTES = 16 << 20
 # The released vocabularies reserve this many ids after the last rank; the last two lie beyond the embedding.
 RESERVED_IDS = 258
@@ -150,6 +152,33 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
     )
 
 
+def load_container_tokenizer(
+    folder: Path, vocab_size: int, *, bos_id: int | None, eos_id: int | None
+) -> Tokenizer | None:
+    """The tokenizer of a `.waste` container, or None where it has none; its roles come from the model's config.
+
+    Raises as `load_tokenizer`.
+    """
+    path, specials_path = folder / CONTAINER_RANKS_FILE, folder / CONTAINER_SPECIALS_FILE
+    if not path.exists():
+        return None
+    tokens = read_ranks(path, max_tokens=vocab_size)
+    first, end = len(tokens), max(vocab_size, len(tokens) + RESERVED_IDS)
+    entries = read_json(specials_path, max_bytes=MAX_CONFIG_BYTES, unique_keys=True) if specials_path.exists() else []
+    if not isinstance(entries, list):
+        raise ModelError(f"{specials_path} holds a {type(entries).__name__}, expected a list")
+    specials: dict[int, str] = {}
+    for position, entry in enumerate(entries):
+        token_id, text = (entry.get("id"), entry.get("text")) if isinstance(entry, dict) else (None, None)
+        if type(token_id) is not int or not first <= token_id < end or token_id in specials:
+            raise ModelError(f"{specials_path}: [{position}].id is not a special id of its own, {first} to {end - 1}")
+        if not isinstance(text, str) or not text:
+            raise ModelError(f"{specials_path}: [{position}].text is missing, expected the token's text")
+        specials[token_id] = text
+    _check_clashes(specials, specials_path, first, end)
+    return Tokenizer(tokens, specials, vocab_size=vocab_size, bos_id=bos_id, eos_id=eos_id)
+
+
 def _pieces(text: str) -> Iterator[str]:
     """`text` cut inside every run of white space or of anything else that is too long for the encoder."""
     if len(text) <= MAX_RUN_CHARACTERS:
@@ -205,7 +234,7 @@ def _check_clashes(specials: Mapping[int, str], path: Path, first: int, end: int
     for token_id, name in specials.items():
         if name in holders:
             raise ModelError(
-                f"{path}: added_tokens_decoder.{token_id} is named {name!r}, and so is {holders[name]}; "
+                f"{path}: token {token_id} is named {name!r}, and so is {holders[name]}; "
                 "expected every special token under a name of its own"
             )
         holders[name] = token_id

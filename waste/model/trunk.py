@@ -99,7 +99,9 @@ class TrunkWalk:
                 for piece in pieces:
                     tensor = piece.tensor
                     row = arrays[tensor.name][: tensor.columns].reshape(1, tensor.columns)
-                    self._kernels.formats[tensor.format.name].widen(data, piece.at, 0, tensor.columns, 1, row)
+                    self._kernels.formats[tensor.format.name].widen(
+                        data, piece.at, piece.scale_at, tensor.columns, 1, row
+                    )
 
             return [widen]
 
@@ -129,7 +131,8 @@ class TrunkWalk:
                 if first < last:
                     y, column = outputs[piece.tensor.name]
                     product = self._kernels.formats[piece.tensor.format.name].product
-                    product(data, piece.at, 0, piece.tensor.columns, first, last, x, y, column + piece.first)
+                    columns = piece.tensor.columns
+                    product(data, piece.at, piece.scale_at, columns, first, last, x, y, column + piece.first)
 
         return multiply
 

@@ -52,6 +52,11 @@ class ExpertCache:
         self._is_closed = False
 
     @property
+    def allocated_bytes(self) -> int:
+        """What the slots take."""
+        return self._arena.allocated_bytes
+
+    @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._is_closed

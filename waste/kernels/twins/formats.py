@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ..kernel_set import FormatKernels
+from ..formats import WeightFormat
+from ..kernel_set import FormatKernels, Kernel
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -23,6 +24,10 @@ def bf16_matrix(data: Bytes, at: int, scale_at: int, columns: int, rows: int) ->
     return (halves.astype(np.uint32) << 16).view(np.float32).astype(np.float64).reshape(rows, columns)
 
 
+def f16_matrix(data: Bytes, at: int, scale_at: int, columns: int, rows: int) -> Doubles:
+    return data[at : at + 2 * rows * columns].view("<f2").astype(np.float64).reshape(rows, columns)
+
+
 def f32_matrix(data: Bytes, at: int, scale_at: int, columns: int, rows: int) -> Doubles:
     return data[at : at + 4 * rows * columns].view("<f4").astype(np.float64).reshape(rows, columns)
 
@@ -35,15 +40,35 @@ def mxfp4_matrix(data: Bytes, at: int, scale_at: int, columns: int, rows: int) -
     return weights.reshape(rows, columns)
 
 
-def format_kernels(matrix: Matrix, weight_bits: int, *, has_scales: bool = False) -> FormatKernels:
+def q8g_matrix(data: Bytes, at: int, scale_at: int, columns: int, rows: int) -> Doubles:
+    groups = -(-columns // 128)
+    values = data[at : at + rows * groups * 128].view(np.int8).reshape(rows, groups, 128)
+    return _scaled(values, data, scale_at)[:, :columns]
+
+
+def q4g_matrix(data: Bytes, at: int, scale_at: int, columns: int, rows: int) -> Doubles:
+    groups = -(-columns // 128)
+    packed = data[at : at + rows * groups * 64]
+    values = np.stack([packed & 15, packed >> 4], axis=1).view(np.int8) - np.int8(8)
+    return _scaled(values.reshape(rows, groups, 128), data, scale_at)[:, :columns]
+
+
+def _scaled(values: npt.NDArray[np.int8], data: Bytes, scale_at: int) -> Doubles:
+    rows, groups, size = values.shape
+    scales = data[scale_at : scale_at + 2 * rows * groups].view("<f2").reshape(rows, groups, 1)
+    weights: Doubles = values.astype(np.float64) * scales
+    return weights.reshape(rows, groups * size)
+
+
+def format_kernels(form: WeightFormat, matrix: Matrix, *, find_bad_scale: Kernel | None = None) -> FormatKernels:
     """The kernels of a format, given its matrix."""
 
     def product(
         data: Bytes, at: int, scale_at: int, columns: int, first: int, last: int, x: Floats, y: Floats, y_column: int
     ) -> None:
         """y = x·Wᵀ for the rows first ≤ r < last of W."""
-        row_at = at + first * columns * weight_bits // 8
-        W = matrix(data, row_at, scale_at + first * columns // 32, columns, last - first)
+        row_at, row_scale_at = at + first * form.row_bytes(columns), scale_at + first * form.scale_bytes(columns)
+        W = matrix(data, row_at, row_scale_at, columns, last - first)
         with np.errstate(over="ignore", invalid="ignore"):
             y[:, y_column + first : y_column + last] = x[:, :columns] @ W.T
 
@@ -58,7 +83,7 @@ def format_kernels(matrix: Matrix, weight_bits: int, *, has_scales: bool = False
         with np.errstate(over="ignore"):
             y[:rows, :columns] = matrix(data, at, scale_at, columns, rows)
 
-    if has_scales:
+    if find_bad_scale is not None:
         return FormatKernels(product=product, widen=widen, find_bad_scale=find_bad_scale)
     return FormatKernels(product=product, widen=widen, absorb=absorb)
 

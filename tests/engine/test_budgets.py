@@ -1,0 +1,159 @@
+"""RAM as a dial: twelve budgets from the floor to everything resident, the same bits at each, and not a byte more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import waste
+import waste.blueprint
+import waste.footprint
+import waste.opening
+from tests.engine.harness import GOLDEN, assert_idle, assert_same_bits, insides, logits_in_chunks
+from waste.engine import Engine, paging_complaint
+from waste.errors import BudgetError
+from waste.io.files import FileSet
+from waste.model.bundle import model_path
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing", "nothing_but_the_model")
+
+MODELS: dict[str, Path] = {
+    "tiny-k3": GOLDEN / "tiny-k3",
+    "tiny-kimi-linear": GOLDEN / "tiny-kimi-linear",
+    "demo": model_path("demo"),
+}
+BUDGETS = 12
+CHOICES: dict[str, Sequence[object]] = {
+    "trunk.tile": ["4KiB", "16KiB", "64KiB", "256KiB"],
+    "cache.policy": ["lru", "lfru"],
+    "io.backend": ["threads", "aiofiles", "mmap", "simulated"],
+    "io.queue_depth": [1, 2, 8],
+    "compute.threads": [1, 2],
+    "prefill.chunk": [1, 7, 64],
+}
+REORDERING = "latency=200us,depth=3,reorder,seed=5"
+
+
+@pytest.fixture
+def nothing_but_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Budgets that count the model alone: beside an interpreter, a small one's parts could not be told apart."""
+    monkeypatch.setattr(waste.footprint, "INTERPRETER_BYTES", 0)
+    monkeypatch.setattr(waste.blueprint, "COMPILER_BYTES", 0)
+
+
+def open_model(path: Path, *, ram: int = 1 << 30, **settings: object) -> Engine:
+    """A model with a small context and two threads."""
+    return waste.open(path, ram=ram, **{"context": 128, "compute.threads": 2, **settings})
+
+
+def model_ids(name: str) -> list[int]:
+    return np.random.default_rng(2).integers(0, 290, 20).tolist()
+
+
+async def limits(path: Path, **settings: object) -> tuple[int, int]:
+    """The floor, and what holds everything."""
+    async with open_model(path, **settings) as engine:
+        return engine.plan.floor_bytes, engine.plan.total_bytes
+
+
+def budgets(floor: int, top: int) -> list[int]:
+    return [floor + (top - floor) * step // (BUDGETS - 1) for step in range(BUDGETS)]
+
+
+def allocated_bytes(engine: Engine) -> int:
+    """What the split of the budget really took."""
+    memory = insides(engine).memory
+    return memory.ring.allocated_bytes + memory.experts.allocated_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+async def test_twelve_budgets_give_the_same_bits(name: str) -> None:
+    """Each budget with another sample of tile size, policy, backend, queue depth, threads and chunk."""
+    sample, ids = random.Random(name), model_ids(name)
+    async with open_model(MODELS[name], **{"compute.threads": 1}) as engine:
+        expected = await logits_in_chunks(engine, ids, 64)
+    splits = set()
+    for step in range(BUDGETS):
+        settings = {key: sample.choice(values) for key, values in CHOICES.items()}
+        if settings["io.backend"] == "simulated":
+            settings["io.faults"] = REORDERING
+        floor, top = await limits(MODELS[name], **settings)
+        budget = budgets(floor, top)[step]
+        async with open_model(MODELS[name], **settings, ram=budget, sessions=1) as engine:
+            plan = engine.plan
+            assert plan.total_bytes <= budget
+            assert allocated_bytes(engine) == plan.parts["pinned"] + plan.parts["ring"] + plan.parts["experts"]
+            found = await logits_in_chunks(engine, ids, int(str(settings["prefill.chunk"])))
+            assert insides(engine).memory.scratch.peak <= plan.parts["scratch"]
+            await assert_idle(engine)
+            splits.add(plan.split)
+        assert_same_bits(found, expected)
+    assert len(splits) >= BUDGETS // 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+async def test_one_byte_below_the_floor_is_refused(name: str) -> None:
+    floor, _ = await limits(MODELS[name])
+    async with open_model(MODELS[name], ram=floor):
+        pass
+    with pytest.raises(BudgetError, match="1 below the floor"):
+        async with open_model(MODELS[name], ram=floor - 1):
+            raise AssertionError("it opened")
+
+
+@pytest.mark.parametrize("name", MODELS)
+async def test_more_ram_never_reads_more(name: str) -> None:
+    """With lru and nothing read ahead of what is certain."""
+    settings: dict[str, object] = {"trunk.tile": "16KiB", "cache.policy": "lru", "prefetch.policy": "none"}
+    floor, top = await limits(MODELS[name], **settings)
+    read: list[int] = []
+    for budget in budgets(floor, top):
+        async with open_model(MODELS[name], **settings, ram=budget) as engine:
+            tokens = [token.id async for token in engine.generate(model_ids(name)[:6], max_tokens=6)]
+            assert len(tokens) == 6
+            read.append(sum(engine.stats().bytes_read.values()))
+    assert read == sorted(read, reverse=True)
+    assert read[0] > 3 * read[-1]
+
+
+async def test_scratch_is_what_the_plan_counted() -> None:
+    """Not only enough: the largest step uses all of it."""
+    for name, path in MODELS.items():
+        async with open_model(path, sessions=1) as engine:
+            await logits_in_chunks(engine, (model_ids(name) * 4)[:64], 64)
+            peak, planned = insides(engine).memory.scratch.peak, engine.plan.parts["scratch"]
+            assert planned - FileSet.alignment <= peak <= planned
+
+
+async def test_sessions_get_what_was_counted() -> None:
+    async with open_model(MODELS["tiny-k3"], sessions=3) as engine:
+        sessions = [engine.session() for _ in range(3)]
+        states = [session.state for session in sessions]
+        counted = engine.plan.parts["state"] + engine.plan.parts["latents"]
+        arrays = ("recurrent", "latents", "past", "next_past", "owed", "next_owed")
+        taken = sum(getattr(state, name).nbytes for state in states for name in arrays)
+        assert taken == counted
+        for session in sessions:
+            session.close()
+
+
+def test_paging_is_worth_a_word_with_a_budget_to_try() -> None:
+    complaint = paging_complaint(12_345, 8 << 30, backend="threads")
+    assert complaint is not None
+    assert "12,345 major page faults" in complaint
+    assert "8.0 GiB" in complaint
+    assert "--ram 6144MiB" in complaint
+    assert paging_complaint(10, 8 << 30, backend="threads") is None
+    assert paging_complaint(12_345, 8 << 30, backend="mmap") is None
+
+
+async def test_an_engine_that_was_paged_out_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_model(MODELS["tiny-k3"]):
+        monkeypatch.setattr(waste.opening, "major_faults", lambda: 1 << 40)
+    assert "major page faults" in caplog.text

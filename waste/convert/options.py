@@ -1,0 +1,61 @@
+"""What a conversion was asked for: everything that its bytes follow from, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from waste.errors import InputError
+
+EXPERTS = {"mxfp4": "MXFP4", "vq3r": "VQ3R", "vq4p": "VQ4P", "vq2r": "VQ2R"}
+"""Values of --experts and the formats' names."""
+TRUNKS = {"bf16": "BF16", "q8g": "Q8G", "q4g": "Q4G"}
+"""Values of --trunk and the formats' names."""
+DEFAULT_SAMPLE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """experts, trunk: storage formats by name; layers: how many, from the first, None for all.
+
+    sample: experts of a layer that its codebooks are fitted to; seed: what the choice of samples follows from.
+    """
+
+    experts: str
+    trunk: str
+    layers: int | None = None
+    sample: int = DEFAULT_SAMPLE
+    seed: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+    def difference(self, other: Mapping[str, object]) -> str | None:
+        """The first option that is another one there, in words; None if all are the same."""
+        for key, value in self.as_dict().items():
+            if other.get(key) != value:
+                return f"--{key} was {_shown(other.get(key))} and is now {_shown(value)}"
+        return None
+
+
+def _shown(value: object) -> str:
+    return "all" if value is None else str(value).lower()
+
+
+def parse_options(*, experts: str, trunk: str, layers: str | None, sample: int, seed: int) -> ConvertOptions:
+    """Options as they are given on a command line. Raises InputError naming the one that is wrong."""
+    for name, value, known in (("experts", experts, EXPERTS), ("trunk", trunk, TRUNKS)):
+        if value not in known:
+            raise InputError(f"--{name} is {value!r}, expected one of {', '.join(known)}")
+    return ConvertOptions(EXPERTS[experts], TRUNKS[trunk], _parse_layers(layers), sample, seed)
+
+
+def _parse_layers(text: str | None) -> int | None:
+    """How many layers "0-5" are."""
+    if text is None:
+        return None
+    first, dash, last = text.partition("-")
+    if not dash or first != "0" or not (last.isascii() and last.isdigit() and len(last) <= 4):
+        raise InputError(f"--layers is {text!r}, expected 0-N: a model's first layers, which make a smaller model")
+    return int(last) + 1

@@ -1,0 +1,102 @@
+"""Typed access to one object of a manifest: every value is checked, every complaint names file and key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from waste.errors import DamagedError, WasteError
+from waste.io.jsonfile import shown
+
+
+class ManifestFields:
+    """One JSON object of the file `path`; `where` leads to it, such as "trunk[3].".
+
+    All methods raise DamagedError naming file and key, what was found and what was expected.
+    """
+
+    def __init__(self, path: Path, raw: object, where: str = "") -> None:
+        self._path = path
+        self._where = where
+        if not isinstance(raw, Mapping):
+            raise DamagedError(f"{path}: {where.rstrip('.') or 'the content'} is {shown(raw)}, expected an object")
+        self._raw: Mapping[str, object] = raw
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null."""
+        return self._raw.get(key) is not None
+
+    def error(self, key: str, expected: str, kind: type[WasteError] = DamagedError) -> WasteError:
+        """To raise: `key` holds what it holds, and `expected` was expected."""
+        found = f"is {shown(self._raw[key])}" if key in self._raw else "is missing"
+        return kind(f"{self._path}: {self._where}{key} {found}, expected {expected}")
+
+    def integer(self, key: str, *, low: int, high: int) -> int:
+        """A JSON integer in [low, high]; neither true nor 1.0 is one."""
+        value = self._raw.get(key)
+        if type(value) is not int or not low <= value <= high:
+            raise self.error(key, f"an integer from {low:,} to {high:,}")
+        return value
+
+    def exactly(self, key: str, expected: int) -> None:
+        """The integer `expected`."""
+        value = self._raw.get(key)
+        if type(value) is not int or value != expected:
+            raise self.error(key, f"{expected:,}")
+
+    def text(self, key: str) -> str:
+        """A string."""
+        value = self._raw.get(key)
+        if not isinstance(value, str):
+            raise self.error(key, "a string")
+        return value
+
+    def file_name(self, key: str) -> str:
+        """The name of a file in the container's own folder."""
+        name = self.text(key)
+        if not name or name in (".", "..") or not name.isprintable() or any(mark in name for mark in "/\\:"):
+            raise self.error(key, "the name of a file in the container's folder")
+        return name
+
+    def strings(self, key: str) -> list[str]:
+        """A list of strings; empty where the key is missing or null."""
+        values = self._raw.get(key)
+        if values is None:
+            return []
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise self.error(key, "a list of strings")
+        return values
+
+    def shape(self, key: str, *, rank: int, high: int) -> tuple[int, ...]:
+        """A list of 1 to `rank` sizes in [1, high]."""
+        values = self._raw.get(key)
+        if (
+            not isinstance(values, list)
+            or not 1 <= len(values) <= rank
+            or not all(type(value) is int and 1 <= value <= high for value in values)
+        ):
+            raise self.error(key, f"a list of 1 to {rank} sizes from 1 to {high:,}")
+        return tuple(values)
+
+    def mapping(self, key: str) -> Mapping[str, object]:
+        """The object under `key` as it is."""
+        value = self._raw.get(key)
+        if not isinstance(value, dict):
+            raise self.error(key, "an object")
+        return value
+
+    def section(self, key: str) -> ManifestFields:
+        """The object under `key`."""
+        return ManifestFields(self._path, self._raw.get(key), f"{self._where}{key}.")
+
+    def sections(self, key: str) -> Iterator[ManifestFields]:
+        """The objects of the list under `key`."""
+        values = self._raw.get(key)
+        if not isinstance(values, list):
+            raise self.error(key, "a list")
+        for position, value in enumerate(values):
+            yield ManifestFields(self._path, value, f"{self._where}{key}[{position}].")
+
+    def names(self) -> tuple[str, ...]:
+        """The keys of this object, in file order."""
+        return tuple(self._raw)

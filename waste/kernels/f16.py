@@ -1,0 +1,34 @@
+"""F16 weights: two bytes each (IEEE 754 binary16), rows one after another, no scales.
+
+The kernels and their arguments are those of `bf16`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._f16 import f32_from_f16_bytes, load_f16_bytes
+from ._jit import f32s2, i64, kernel, u8s
+from ._plain import multiply, multiply_transposed, widen_rows
+
+BYTES = 2
+
+
+@kernel(u8s, i64, i64, i64, i64, i64, f32s2, f32s2, i64)
+def product(
+    data: Any, at: int, scale_at: int, columns: int, first: int, last: int, x: Any, y: Any, y_column: int
+) -> None:
+    """y[t, y_column + r] = Σ_i W[r, i]·x[t, i] for every token t and the rows first ≤ r < last."""
+    multiply(load_f16_bytes, BYTES, data, at, columns, first, last, x, y, y_column)
+
+
+@kernel(u8s, i64, i64, i64, i64, f32s2, i64, f32s2)
+def absorb(data: Any, at: int, scale_at: int, columns: int, rows: int, x: Any, x_column: int, y: Any) -> None:
+    """y[t, i] = Σ_r W[r, i]·x[t, x_column + r]: the matrix transposed, rows fused in ascending order."""
+    multiply_transposed(load_f16_bytes, BYTES, data, at, columns, rows, x, x_column, y)
+
+
+@kernel(u8s, i64, i64, i64, i64, f32s2)
+def widen(data: Any, at: int, scale_at: int, columns: int, rows: int, y: Any) -> None:
+    """y[r, i] = W[r, i] as float32."""
+    widen_rows(f32_from_f16_bytes, BYTES, data, at, columns, rows, y)
