@@ -13,7 +13,7 @@ from waste.kernels import _jit, load_kernels, prepare
 from waste.kernels.kernel_set import Kernel
 
 from .hash_kernels import hash_outputs
-from .processes import ROOT, Report, report_of, start_hashing
+from .processes import ROOT, Report, output_of, report_of, start_hashing, start_python
 
 NAMES = ("add", "exponential")
 
@@ -108,9 +108,35 @@ def test_numba_settings_of_the_application_stay() -> None:
 def test_preparing_a_set_tells_its_progress_and_is_done_once(compiled: dict[str, Kernel]) -> None:
     told: list[int] = []
     prepare(load_kernels("numba"), told.append)
-    assert told == list(range(len(compiled)))
+    # Before that, if the cache was empty, how far the compiling child was.
+    assert told[-len(compiled) - 1 :] == list(range(len(compiled) + 1))
+    told.clear()
     prepare(load_kernels("numpy"), told.append)
-    assert len(told) == len(compiled)
+    assert told == []
+
+
+CALLED_OFF = """
+import time
+from waste.kernels import load_kernels, prepare
+
+class CalledOff(Exception):
+    pass
+
+calls = []
+def progress(done):
+    calls.append(time.monotonic())
+    if len(calls) == 5:
+        raise CalledOff
+
+try:
+    prepare(load_kernels("numba"), progress)
+except CalledOff:
+    print(round(time.monotonic() - calls[0], 1) < 5.0)
+"""
+
+
+def test_compiling_can_be_called_off_at_once(tmp_path: Path) -> None:
+    assert output_of(start_python("-c", CALLED_OFF, WASTE_CACHE_DIR=str(tmp_path))).strip() == "True"
 
 
 def test_a_kernel_called_with_other_types_is_an_error(compiled: dict[str, Kernel]) -> None:

@@ -71,19 +71,21 @@ def cache_folder() -> Path | None:
 
 
 def ready_mark(formats: Iterable[str]) -> Path | None:
-    """A file that says that all kernels for these weight formats are in the cache; None without a cache.
-
-    It holds for this processor as numba sees it.
-    """
+    """A file that says that all kernels for these weight formats are in the cache; None without a cache."""
     folder = cache_folder()
-    target = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
-    seen = f"{target} {numba.config.CPU_NAME} {numba.config.CPU_FEATURES} {' '.join(sorted(formats))}"
-    return None if folder is None else folder / f"ready-{hashlib.sha256(seen.encode()).hexdigest()[:16]}"
+    return None if folder is None else folder / f"ready-{'-'.join(sorted(formats)).lower()}"
 
 
 def folder_name(sources: Iterable[Path]) -> str:
-    """Changes with every kernel source, and with numba, LLVM and Python."""
-    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {sys.version}".encode())
+    """Changes with every kernel source, with numba, LLVM and Python, and with the processor as numba sees it.
+
+    numba would keep several processors' code side by side in one folder, but two processes that add to it at once can
+    lose each other's entries.
+    """
+    processor = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
+    told = f"{numba.config.CPU_NAME} {numba.config.CPU_FEATURES}"
+    versions = f"{numba.__version__} {llvmlite.__version__} {sys.version}"
+    digest = hashlib.sha256(f"{versions} {processor} {told}".encode())
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return f"kernels-{digest.hexdigest()[:16]}"
