@@ -18,6 +18,8 @@ ALLOWED = {
     "model": {"model", "kernels", "sched", "io", "errors"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted(Path(__file__).parent.rglob("*.py"))
+EXCUSE = "# Longer than a function should be: "
 
 
 def imported_rooms(path: Path) -> Iterator[str]:
@@ -45,14 +47,15 @@ def test_imports_keep_to_the_rooms(path: Path) -> None:
         assert set(imported_rooms(path)) <= ALLOWED[room]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", FILES + TESTS, ids=lambda path: str(path.relative_to(PACKAGE.parent)))
 def test_files_and_functions_stay_small(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MAX_FILE_LINES
-    for node in ast.walk(ast.parse(text)):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MAX_FILE_LINES
+    for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
-            assert node.end_lineno - node.lineno < MAX_FUNCTION_LINES, f"{node.name} is too long"
+            is_short = node.end_lineno - node.lineno < MAX_FUNCTION_LINES
+            assert is_short or lines[node.lineno - 2].startswith(EXCUSE), f"{node.name} is too long"
 
 
 def test_only_one_file_imports_numba() -> None:

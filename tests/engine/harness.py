@@ -217,3 +217,19 @@ def assert_clean() -> None:
     gc.collect()
     assert our_threads() == []
     assert model_files() == []
+
+
+IDS = load_golden("tiny-k3").ids
+PROMPT = IDS[:5]
+
+
+async def still_right(engine: Engine) -> None:
+    """The engine is idle, and answers as a fresh one does."""
+    await assert_idle(engine)
+    found = [token.id async for token in engine.generate(IDS, max_tokens=3)]
+    assert found == load_golden("tiny-k3").greedy[:3]
+    await assert_idle(engine)
+
+
+async def collect(engine: Engine, session: waste.Session, count: int) -> list[int]:
+    return [token.id async for token in engine.generate(PROMPT, session=session, max_tokens=count)]

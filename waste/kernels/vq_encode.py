@@ -1,7 +1,7 @@
 """Vector quantization: which codebook vector is nearest to eight weights, for encoding and for k-means.
 
 Nearest is the largest `x·c − |c|²/2`; of equals the lowest index wins. Sixteen vectors are searched at once, one a
-lane, in two chains of sums, so every instruction set computes the same steps for a vector, whoever its neighbours are.
+lane, so every instruction set computes the same steps for a vector, whoever its neighbours are.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ._jit import f32, f32s, f32s2, helper, i64, i64s, kernel, types
-from ._lanes import choose, element, fma, less, load, splat, store, zero
+from ._lanes import element
+from ._wide import choose_where_less, fma_wide, load_wide, splat_wide, store_wide
 
 AT_ONCE = 16
 """Vectors searched together: callers give whole multiples."""
@@ -23,11 +24,10 @@ _u8s3 = types.Array(types.uint8, 3, "C")
 
 @helper
 def gather(x: Any, row: Any, column: Any, scratch: Any) -> None:
-    """scratch[64·half + 8·component + lane] of the vectors at `column` of sixteen rows."""
-    for half in range(2):
-        for lane in range(8):
-            for component in range(8):
-                scratch[64 * half + 8 * component + lane] = x[row + 8 * half + lane, column + component]
+    """scratch[16·component + lane] of the vectors at `column` of sixteen rows."""
+    for lane in range(AT_ONCE):
+        for component in range(8):
+            scratch[AT_ONCE * component + lane] = x[row + lane, column + component]
 
 
 @helper
@@ -36,39 +36,23 @@ def nearest(books: Any, halves: Any, first: Any, entries: Any, scratch: Any) -> 
 
     books: float32, eight an entry; halves: −|c|²/2 of each. The search is among `entries` from entry `first` on.
     """
-    x0, x1, x2, x3 = load(scratch, 0), load(scratch, 8), load(scratch, 16), load(scratch, 24)
-    x4, x5, x6, x7 = load(scratch, 32), load(scratch, 40), load(scratch, 48), load(scratch, 56)
-    y0, y1, y2, y3 = load(scratch, 64), load(scratch, 72), load(scratch, 80), load(scratch, 88)
-    y4, y5, y6, y7 = load(scratch, 96), load(scratch, 104), load(scratch, 112), load(scratch, 120)
-    best_x = best_y = splat(f32(-3.0e38))
-    at_x = at_y = number = zero()
-    one = splat(f32(1.0))
+    x0, x1, x2, x3 = load_wide(scratch, 0), load_wide(scratch, 16), load_wide(scratch, 32), load_wide(scratch, 48)
+    x4, x5, x6, x7 = load_wide(scratch, 64), load_wide(scratch, 80), load_wide(scratch, 96), load_wide(scratch, 112)
+    best = splat_wide(f32(-3.0e38))
+    best_at = splat_wide(f32(0.0))
     for entry in range(first, first + entries):
         at = 8 * entry
-        half = splat(element(halves, entry))
-        c = splat(element(books, at))
-        a, b = fma(x0, c, half), fma(y0, c, half)
-        c = splat(element(books, at + 1))
-        a, b = fma(x1, c, a), fma(y1, c, b)
-        c = splat(element(books, at + 2))
-        a, b = fma(x2, c, a), fma(y2, c, b)
-        c = splat(element(books, at + 3))
-        a, b = fma(x3, c, a), fma(y3, c, b)
-        c = splat(element(books, at + 4))
-        a, b = fma(x4, c, a), fma(y4, c, b)
-        c = splat(element(books, at + 5))
-        a, b = fma(x5, c, a), fma(y5, c, b)
-        c = splat(element(books, at + 6))
-        a, b = fma(x6, c, a), fma(y6, c, b)
-        c = splat(element(books, at + 7))
-        a, b = fma(x7, c, a), fma(y7, c, b)
-        is_better = less(best_x, a)
-        best_x, at_x = choose(is_better, a, best_x), choose(is_better, number, at_x)
-        is_better = less(best_y, b)
-        best_y, at_y = choose(is_better, b, best_y), choose(is_better, number, at_y)
-        number = number + one
-    store(scratch, 128, at_x)
-    store(scratch, 136, at_y)
+        score = fma_wide(x0, splat_wide(element(books, at)), splat_wide(element(halves, entry)))
+        score = fma_wide(x1, splat_wide(element(books, at + 1)), score)
+        score = fma_wide(x2, splat_wide(element(books, at + 2)), score)
+        score = fma_wide(x3, splat_wide(element(books, at + 3)), score)
+        score = fma_wide(x4, splat_wide(element(books, at + 4)), score)
+        score = fma_wide(x5, splat_wide(element(books, at + 5)), score)
+        score = fma_wide(x6, splat_wide(element(books, at + 6)), score)
+        score = fma_wide(x7, splat_wide(element(books, at + 7)), score)
+        best_at = choose_where_less(best, score, splat_wide(f32(entry - first)), best_at)
+        best = choose_where_less(best, score, score, best)
+    store_wide(scratch, 8 * AT_ONCE, best_at)
 
 
 @kernel(f32s2, f32s, f32s, i64, i64, f32s, _u8s3)
@@ -86,11 +70,11 @@ def encode(x: Any, books: Any, halves: Any, stages: int, entries: int, scratch: 
                 first = stage * entries
                 nearest(books, halves, first, entries, scratch)
                 for i in range(AT_ONCE):
-                    index = int(scratch[128 + i])
+                    index = int(scratch[8 * AT_ONCE + i])
                     indices[v, row + i, stage] = index
                     at = 8 * (first + index)
                     for component in range(8):
-                        scratch[64 * (i // 8) + 8 * component + i % 8] -= books[at + component]
+                        scratch[AT_ONCE * component + i] -= books[at + component]
 
 
 @kernel(f32s2, f32s, f32s, i64, f32s, i64s, f32s, _f64s2, i64s, _f64s)
@@ -110,7 +94,7 @@ def assign(
         gather(x, begin, 0, scratch)
         nearest(book, halves, 0, entries, scratch)
         for i in range(AT_ONCE):
-            label = int(scratch[128 + i])
+            label = int(scratch[8 * AT_ONCE + i])
             labels[begin + i] = label
             counts[label] += 1
             error = f32(0.0)

@@ -175,7 +175,7 @@ def load_container_tokenizer(
         if not isinstance(text, str) or not text:
             raise ModelError(f"{specials_path}: [{position}].text is missing, expected the token's text")
         specials[token_id] = text
-    _check_clashes(specials, specials_path, first, end)
+    _check_clashes(specials, specials_path, "id ", first, end)
     return Tokenizer(tokens, specials, vocab_size=vocab_size, bos_id=bos_id, eos_id=eos_id)
 
 
@@ -225,16 +225,16 @@ def _named_specials(config: Mapping[str, object], path: Path, first: int, end: i
                 f"{RANKS_FILE} has {first:,} tokens, so those are {first} to {end - 1}"
             )
         specials[int(key)] = content
-    _check_clashes(specials, path, first, end)
+    _check_clashes(specials, path, "added_tokens_decoder.", first, end)
     return specials
 
 
-def _check_clashes(specials: Mapping[int, str], path: Path, first: int, end: int) -> None:
+def _check_clashes(specials: Mapping[int, str], path: Path, what: str, first: int, end: int) -> None:
     holders = {f"<|reserved_token_{i}|>": i for i in range(first, end) if i not in specials}
     for token_id, name in specials.items():
         if name in holders:
             raise ModelError(
-                f"{path}: token {token_id} is named {name!r}, and so is {holders[name]}; "
+                f"{path}: {what}{token_id} is named {name!r}, and so is {holders[name]}; "
                 "expected every special token under a name of its own"
             )
         holders[name] = token_id
