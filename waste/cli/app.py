@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import waste
-from waste.cli import convert, info, plan, presets, run, synth, tokenize
+from waste.cli import convert, info, plan, presets, run, synth, tokenize, verify
 from waste.cli.eval import eval_
 from waste.cli.failures import report
 

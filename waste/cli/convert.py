@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from waste.convert.converter import Conversion
 
 
+# Longer than a function should be: Typer wants every option here.
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="The checkpoint's folder, or `demo`.")],
     out: Annotated[str, typer.Argument(metavar="OUT", help="The container's folder, or one to go on with.")],

@@ -28,6 +28,10 @@ class Jobs:
         self._buffers = [ReadBuffer() for _ in range(count)]
         self._stop = Event()
 
+    @property
+    def count(self) -> int:
+        return len(self._buffers)
+
     def __enter__(self) -> Jobs:
         return self
 
