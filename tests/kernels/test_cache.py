@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -53,20 +54,48 @@ def test_one_changed_source_changes_the_folder(tmp_path: Path) -> None:
     assert _jit.folder_name(sources) != before
 
 
-def test_an_unwritable_folder_is_no_error_and_nothing_is_written(tmp_path: Path, hashes: dict[str, str]) -> None:
+def test_an_unwritable_folder_is_no_error(tmp_path: Path, hashes: dict[str, str]) -> None:
+    """Kernels are kept in a temporary folder of the user's own then, so that a child can still compile them."""
     blocker = tmp_path / "file"
     blocker.write_text("not a folder")
-    home = tmp_path / "home"
-    home.mkdir()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     beside = set((ROOT / "waste" / "kernels").rglob("*.nb?"))
     below = str(blocker / "cache")
-    report = report_of(start_hashing(*NAMES, WASTE_CACHE_DIR=below, HOME=str(home), XDG_CACHE_HOME=str(home)))
-    assert report.folder == "None"
-    assert report.cache_hits == 0
+    where = {"WASTE_CACHE_DIR": below, "TMPDIR": str(temporary)}
+    report = report_of(start_hashing(*NAMES, **where))
+    assert Path(report.folder).is_relative_to(temporary)
     assert report.hashes == hashes
+    assert (temporary / f"waste-cache-{os.getuid()}").stat().st_mode & 0o777 == 0o700
     assert blocker.read_text() == "not a folder"
-    assert sorted(tmp_path.rglob("*")) == [blocker, home]
     assert set((ROOT / "waste" / "kernels").rglob("*.nb?")) == beside
+    again = report_of(start_hashing(*NAMES, **where))
+    assert again.cache_hits == len(NAMES)
+
+
+def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"waste-cache-{os.getuid()}"
+    folder.mkdir(mode=0o700)
+    assert _jit._temporary_cache() == folder
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError):
+        _jit._temporary_cache()
+    folder.rmdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    folder.symlink_to(elsewhere)
+    with pytest.raises(PermissionError):
+        _jit._temporary_cache()
+
+
+def test_without_any_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Path:
+        raise PermissionError
+
+    monkeypatch.setattr(_jit, "_user_cache", refuse)
+    monkeypatch.setattr(_jit, "_temporary_cache", refuse)
+    assert _jit.cache_folder.__wrapped__() is None
 
 
 def test_damaged_files_are_compiled_again(tmp_path: Path, hashes: dict[str, str]) -> None:

@@ -58,15 +58,29 @@ _signatures: dict[str, tuple[Any, Any]] = {}
 
 @cache
 def cache_folder() -> Path | None:
-    """The writable folder for compiled kernels, or None where there is none (then nothing is kept)."""
-    try:
-        folder = _user_cache() / folder_name(sorted(Path(__file__).parent.rglob("*.py")))
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            os.utime(folder)
-    except (OSError, RuntimeError):  # RuntimeError: this user has no home folder
-        return None
-    remove_unused(folder)
+    """The writable folder for compiled kernels: the user's, else a temporary one; None where neither can be had."""
+    name = folder_name(sorted(Path(__file__).parent.rglob("*.py")))
+    for parent in (_user_cache, _temporary_cache):
+        try:
+            folder = parent() / name
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                os.utime(folder)
+        except (OSError, RuntimeError):  # RuntimeError: this user has no home folder
+            continue
+        remove_unused(folder)
+        return folder
+    return None
+
+
+def _temporary_cache() -> Path:
+    """A folder that this user alone can write to: what lies in it will be run. Raises OSError if it is not."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"waste-cache-{user}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if hasattr(os, "getuid") and (not folder.is_dir() or status.st_uid != user or status.st_mode & 0o022):
+        raise PermissionError(f"{folder} belongs to somebody else")
     return folder
 
 
