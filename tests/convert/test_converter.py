@@ -74,9 +74,7 @@ def test_bf16_experts_as_mxfp4_are_called_lossy(tmp_path: Path, noise: Path) -> 
 
 
 @pytest.mark.parametrize(("trunk", "least", "most"), [("Q8G", 0.003, 0.008), ("Q4G", 0.08, 0.14)])
-def test_the_trunk_by_the_published_rules(
-    tmp_path: Path, noise: Path, trunk: str, least: float, most: float
-) -> None:
+def test_the_trunk_by_the_published_rules(tmp_path: Path, noise: Path, trunk: str, least: float, most: float) -> None:
     convert(noise, tmp_path / "c", experts="MXFP4", trunk=trunk, layers=1)
     original, found = Original(noise), SlowContainer(tmp_path / "c")
     formats = {}

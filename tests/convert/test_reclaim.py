@@ -42,9 +42,11 @@ def test_dry_names_them_in_order_and_deletes_none(tmp_path: Path, source: Path) 
 def test_on_deletes_each_after_its_last_use(tmp_path: Path, source: Path) -> None:
     convert(DEMO, tmp_path / "whole", **OPTIONS)
     seen: list[tuple[str, int]] = []
-    done = convert(
-        source, tmp_path / "c", reclaim="on", progress=lambda what, *_: seen.append((what, len(shards(source)))), **OPTIONS
-    )
+
+    def progress(what: str, done: int, total: int) -> None:
+        seen.append((what, len(shards(source))))
+
+    done = convert(source, tmp_path / "c", reclaim="on", progress=progress, **OPTIONS)
     assert shards(source) == []
     assert len(done.reclaimed) == 3
     assert {count for _, count in seen} >= {3, 2}

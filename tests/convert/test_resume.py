@@ -22,8 +22,8 @@ from waste.io.source import open_source
 ROOT = Path(__file__).parents[2]
 
 
-class Interrupted(Exception):
-    pass
+class EnoughError(Exception):
+    """Raised by a test to end a conversion."""
 
 
 def stop_after(out: Path, units: int, **changes: object) -> None:
@@ -32,9 +32,9 @@ def stop_after(out: Path, units: int, **changes: object) -> None:
 
     def progress(what: str, done: int, total: int) -> None:
         if ledger.exists() and ledger.read_bytes().count(b"\n") >= units:
-            raise Interrupted
+            raise EnoughError
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(EnoughError):
         convert(TINY_K3, out, jobs=1, layers=3, progress=progress, **changes)
 
 
@@ -169,7 +169,3 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
 
     convert(TINY_K3, tmp_path / "c", progress=progress)
     assert refused
-
-
-
-

@@ -26,6 +26,7 @@ app.command("plan")(plan.plan)
 app.command("presets")(presets.presets)
 app.command("synth")(synth.synth)
 app.command("convert")(convert.convert)
+app.command("verify")(verify.verify)
 
 
 @app.callback(invoke_without_command=True)

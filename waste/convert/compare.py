@@ -107,12 +107,10 @@ class Comparison:
         self._pace.advance(found.extent.length)
         return _Sums(kind_of(name), rows * columns, lost, total)
 
-    def _compare_bank(
-        self, bank: int, ours: SourceFiles, theirs: SourceFiles, free: list[ReadBuffer]
-    ) -> list[_Sums]:
+    def _compare_bank(self, bank: int, ours: SourceFiles, theirs: SourceFiles, free: list[ReadBuffer]) -> list[_Sums]:
         found, exact = self._found.banks[bank], self._exact.banks[bank]
         if found.records != exact.records:
-            raise InputError(f"layer {bank} has {found.records} experts, and {exact.records} in the other: other models?")
+            raise InputError(f"layer {bank} has {found.records} experts, the other {exact.records}: other models?")
         raw = None
         if found.codebooks is not None:
             data, (start,) = ours.read([found.codebooks.extent], ReadBuffer())

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from waste.convert.decode import Bytes, read_books
 from waste.convert.jobs import Jobs
 from waste.convert.pace import Pace, Progress
@@ -81,16 +79,16 @@ class Verifier:
             return {}
         manifest: Any = read_json(self.source.manifest.path, max_bytes=MAX_MANIFEST_BYTES, unique_keys=True)
         sums = manifest.get("checksums", {})
-        kinds = {"trunk": dict, "codebooks": list, "files": dict}
-        if not isinstance(sums, dict) or any(not isinstance(sums.get(key, kind()), kind) for key, kind in kinds.items()):
+        kinds = (("trunk", dict), ("codebooks", list), ("files", dict))
+        if not isinstance(sums, dict) or any(not isinstance(sums.get(key, kind()), kind) for key, kind in kinds):
             raise DamagedError(f"{self.source.manifest.path}: checksums are not as expected; fetch the file again")
         return sums
 
     def _all_pieces(self) -> Iterator[_Piece]:
         trunk = self._sums.get("trunk", {})
         for name, tensor in self.source.tensors.items():
-            extents = (tensor.extent,) if tensor.scales is None else (tensor.extent, tensor.scales)
-            yield _Piece(name, extents, trunk.get(name))
+            scales = () if tensor.scales is None else (tensor.scales,)
+            yield _Piece(name, (tensor.extent, *scales), trunk.get(name))
         for number, bank in self.source.banks.items():
             if bank.codebooks is not None:
                 yield _Piece(f"the codebooks of layer {number}", (bank.codebooks.extent,), bank=number)
@@ -147,13 +145,10 @@ class Verifier:
             promised = header.check(pieces["header"], index)
             begin = starts[0]
             check_payload(data[begin + len(pieces["header"]) : begin + header.end], promised)
-        for name, content in pieces.items():
-            if name.endswith("_scale") and content.dtype == np.uint8 and self._is_mxfp4(bank) and (content == _NAN_SCALE).any():
-                raise DamagedError(f"{name} holds 255, which is no scale; fetch it again")
+        for part in parts:
+            if part.name.endswith("_scale") and part.dtype == "U8" and (pieces[part.name] == _NAN_SCALE).any():
+                raise DamagedError(f"{part.name} holds 255, which is no scale; fetch it again")
         self._pace.advance(piece.size)
-
-    def _is_mxfp4(self, bank: int) -> bool:
-        return any(part.name.endswith("_packed") for part in self.source.banks[bank].parts)
 
     def _check_small_files(self) -> Iterator[str]:
         for name, expected in self._sums.get("files", {}).items():
