@@ -9,7 +9,7 @@ demo: $(VENV)/run.stamp
 	$(BIN)/waste run demo "In the beginning" -n 48
 
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .

@@ -120,7 +120,7 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
     scheduler = ReadScheduler(backend, queue)
     stack.push_async_callback(scheduler.close)
     await scheduler.start(files)
-    tables = CodebookTables(drawn.bundle.source, drawn.decoder.align)
+    tables = CodebookTables(drawn.bundle.source, drawn.decoder.align, verify=settings.verify)
     stack.callback(tables.close)
     await tables.load(scheduler, compute)
     memory = _allocate(stack, settings, drawn, scheduler, compute, kernels, tables)

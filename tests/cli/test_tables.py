@@ -24,6 +24,37 @@ def test_info_of_the_demo(call: Call) -> None:
     assert parameters["total"] - parameters["active"] == 8 * 58 * 3 * width * latent + 2047 * 128
     assert value["cold_bytes_per_token"] >= value["bytes"]["trunk"] + 8 * 6 * value["record_bytes"]
     assert (value["context"], value["end_ids"], value["shards"]) == (4096, [1793], 3)
+    assert (value["layout"], value["bytes"]["codebooks"]) == ("checkpoint", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "trunk", "experts", "record_bytes"),
+    [("nano-k3.waste", ["F32", "Q4G", "Q8G"], "VQ3R", 28672), ("tiny-k3-vq4p.waste", ["F32"], "VQ4P", 8192)],
+)
+def test_info_of_a_container(call: Call, name: str, trunk: list[str], experts: str, record_bytes: int) -> None:
+    folder = GOLDEN / name
+    value = call("info", str(folder), "--json").json
+    assert value["layout"] == "container"
+    assert (value["formats"]["trunk"], value["formats"]["experts"]) == (trunk, [experts])
+    assert value["record_bytes"] == record_bytes
+    files = {path.name: path.stat().st_size for path in folder.glob("*.bin")}
+    assert value["bytes"]["codebooks"] == files.pop("codebooks.bin")
+    assert value["bytes"]["trunk"] + value["bytes"]["embedding"] == pytest.approx(files.pop("trunk.bin"), rel=1e-3)
+    # A record's header and padding count, as they take the disk's room and time.
+    assert value["bytes"]["experts"] == sum(files.values())
+    read_experts = value["layers"]["moe"] * value["experts"]["top_k"] * record_bytes
+    assert value["cold_bytes_per_token"] == pytest.approx(value["bytes"]["trunk"] + read_experts, rel=0.05)
+    shown = call("info", str(folder)).out
+    for words in ("container", experts, "codebooks", "with nothing in memory", "least RAM"):
+        assert words in shown
+
+
+@pytest.mark.parametrize("model", ["demo", str(GOLDEN / "nano-k3.waste")])
+def test_info_knows_the_floor_whatever_the_budget(call: Call, model: str) -> None:
+    value = call("info", model, "--json", "--ram", "1MiB", "--set", "context=64").json
+    assert value["floor_context"] == 64
+    assert value["floor_bytes"] == call("plan", model, "--json", "--set", "context=64").json["floor_bytes"]
+    assert value["floor_bytes"] <= call("info", model, "--json").json["floor_bytes"]
 
 
 def test_info_for_people(call: Call) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import waste
-import waste.blueprint
-import waste.footprint
 import waste.opening
-from tests.engine.harness import GOLDEN, assert_idle, assert_same_bits, insides, logits_in_chunks
-from waste.engine import Engine, paging_complaint
+from tests.engine.budgets import assert_same_bits_at_every_budget, budgets, limits, open_model
+from tests.engine.harness import GOLDEN, insides, logits_in_chunks
+from waste.engine import paging_complaint
 from waste.errors import BudgetError
 from waste.io.files import FileSet
 from waste.model.bundle import model_path
@@ -26,73 +22,15 @@ MODELS: dict[str, Path] = {
     "tiny-kimi-linear": GOLDEN / "tiny-kimi-linear",
     "demo": model_path("demo"),
 }
-BUDGETS = 12
-CHOICES: dict[str, Sequence[object]] = {
-    "trunk.tile": ["4KiB", "16KiB", "64KiB", "256KiB"],
-    "cache.policy": ["lru", "lfru"],
-    "io.backend": ["threads", "aiofiles", "mmap", "simulated"],
-    "io.queue_depth": [1, 2, 8],
-    "compute.threads": [1, 2],
-    "prefill.chunk": [1, 7, 64],
-}
-REORDERING = "latency=200us,depth=3,reorder,seed=5"
-
-
-@pytest.fixture
-def nothing_but_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Budgets that count the model alone: beside an interpreter, a small one's parts could not be told apart."""
-    monkeypatch.setattr(waste.footprint, "INTERPRETER_BYTES", 0)
-    monkeypatch.setattr(waste.blueprint, "COMPILER_BYTES", 0)
-
-
-def open_model(path: Path, *, ram: int = 1 << 30, **settings: object) -> Engine:
-    """A model with a small context and two threads."""
-    return waste.open(path, ram=ram, **{"context": 128, "compute.threads": 2, **settings})
 
 
 def model_ids(name: str) -> list[int]:
     return np.random.default_rng(2).integers(0, 290, 20).tolist()
 
 
-async def limits(path: Path, **settings: object) -> tuple[int, int]:
-    """The floor, and what holds everything."""
-    async with open_model(path, **settings) as engine:
-        return engine.plan.floor_bytes, engine.plan.total_bytes
-
-
-def budgets(floor: int, top: int) -> list[int]:
-    return [floor + (top - floor) * step // (BUDGETS - 1) for step in range(BUDGETS)]
-
-
-def allocated_bytes(engine: Engine) -> int:
-    """What the split of the budget really took."""
-    memory = insides(engine).memory
-    return memory.ring.allocated_bytes + memory.experts.allocated_bytes
-
-
 @pytest.mark.parametrize("name", MODELS)
 async def test_twelve_budgets_give_the_same_bits(name: str) -> None:
-    """Each budget with another sample of tile size, policy, backend, queue depth, threads and chunk."""
-    sample, ids = random.Random(name), model_ids(name)
-    async with open_model(MODELS[name], **{"compute.threads": 1}) as engine:
-        expected = await logits_in_chunks(engine, ids, 64)
-    splits = set()
-    for step in range(BUDGETS):
-        settings = {key: sample.choice(values) for key, values in CHOICES.items()}
-        if settings["io.backend"] == "simulated":
-            settings["io.faults"] = REORDERING
-        floor, top = await limits(MODELS[name], **settings)
-        budget = budgets(floor, top)[step]
-        async with open_model(MODELS[name], **settings, ram=budget, sessions=1) as engine:
-            plan = engine.plan
-            assert plan.total_bytes <= budget
-            assert allocated_bytes(engine) == plan.parts["pinned"] + plan.parts["ring"] + plan.parts["experts"]
-            found = await logits_in_chunks(engine, ids, int(str(settings["prefill.chunk"])))
-            assert insides(engine).memory.scratch.peak <= plan.parts["scratch"]
-            await assert_idle(engine)
-            splits.add(plan.split)
-        assert_same_bits(found, expected)
-    assert len(splits) >= BUDGETS // 2
+    await assert_same_bits_at_every_budget(MODELS[name], model_ids(name), seed=name)
 
 
 @pytest.mark.parametrize("name", MODELS)

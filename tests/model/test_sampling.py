@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from waste.errors import InputError, ModelError
-from waste.model.sampling import Choice, Sampler, SamplingParams, _log
+from waste.model.sampling import Choice, Sampler, SamplingParams, natural_log
 
 Row = NDArray[np.float32]
 
@@ -202,4 +202,4 @@ def test_parameters_that_make_no_sense(name: str, value: object) -> None:
 
 @given(x=st.floats(min_value=1e-300, max_value=1e300))
 def test_our_logarithm(x: float) -> None:
-    assert _log(x) == pytest.approx(math.log(x), rel=4e-16, abs=2e-16)
+    assert natural_log(x) == pytest.approx(math.log(x), rel=4e-16, abs=2e-16)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import waste
-from waste.cli import convert, info, plan, presets, run, synth, tokenize, verify
+from waste.cli import convert, fetch, info, perplexity, plan, presets, run, synth, tokenize, verify
 from waste.cli.eval import eval_
 from waste.cli.failures import report
 
@@ -19,6 +19,7 @@ from waste.cli.failures import report
 app = typer.Typer(name="waste", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("run")(run.run)
 app.command("eval")(eval_)
+app.command("perplexity")(perplexity.perplexity)
 app.command("tokenize")(tokenize.tokenize)
 app.command("detokenize")(tokenize.detokenize)
 app.command("info")(info.info)
@@ -27,6 +28,7 @@ app.command("presets")(presets.presets)
 app.command("synth")(synth.synth)
 app.command("convert")(convert.convert)
 app.command("verify")(verify.verify)
+app.command("fetch")(fetch.fetch)
 
 
 @app.callback(invoke_without_command=True)

@@ -28,7 +28,8 @@ def info(
 ) -> Callable[[], None]:
     """Describe a model: its layers, parameters, storage, and what a token costs to read.
 
-    Settings matter only where they change what is read: `trunk.tile`.
+    Settings matter only where they change what is read, as `trunk.tile` does, and what the least RAM must hold, as
+    `context` does.
     """
 
     def work() -> None:
@@ -52,6 +53,7 @@ def _as_text(found: dict[str, Any]) -> str:
     layers, experts, tokenizer = found["layers"], found["experts"], found["tokenizer"]
     lines = [
         ("model", found["model"]),
+        ("layout", found["layout"]),
         ("family", found["family"]),
         ("parameters", f"{found['parameters']['total']:,}, {found['parameters']['active']:,} active per token"),
         ("layers", ", ".join(f"{count} {kind}" for kind, count in layers.items())),
@@ -62,8 +64,9 @@ def _as_text(found: dict[str, Any]) -> str:
         lines.append(("expert record", format_bytes(found["record_bytes"])))
     lines += [
         ("formats", ", ".join(f"{kind} {' + '.join(names)}" for kind, names in found["formats"].items() if names)),
-        ("stored", ", ".join(f"{kind} {format_bytes(size)}" for kind, size in found["bytes"].items())),
+        ("stored", ", ".join(f"{kind} {format_bytes(size)}" for kind, size in found["bytes"].items() if size)),
         ("read per token", f"{format_bytes(found['cold_bytes_per_token'])} with nothing in memory"),
+        ("least RAM", f"{format_bytes(found['floor_bytes'])} at a context of {found['floor_context']:,}"),
         ("context", "no limit named" if found["context"] is None else f"{found['context']:,}"),
         ("vocabulary", f"{found['vocab_size']:,}"),
         ("tokenizer", "none: ids only" if tokenizer is None else "tiktoken"),

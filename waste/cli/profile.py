@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from waste.blueprint import draw
 from waste.footprint import RECORD_GAP
+from waste.io.container import Container
 from waste.io.extents import place
 from waste.io.files import FileSet
 from waste.model.bundle import ModelBundle
@@ -16,11 +18,14 @@ from waste.model.experts import RecordLayout
 from waste.model.layout import lay_out
 from waste.settings import Settings
 
+_ENOUGH = 1 << 60
+
 
 def profile_model(bundle: ModelBundle, settings: Settings) -> dict[str, Any]:
     """For `info --json`. Bytes are those of the weights, but `cold_bytes_per_token` counts whole blocks.
 
-    Tensors that the text walk does not use are not counted.
+    A container's records count with their headers and padding. Tensors that the text walk does not use are not counted.
+    Raises ContextLengthError for a context the model was not made for.
     """
     config, source = bundle.config, bundle.source
     decoder = Decoder(config, source, FileSet.alignment)
@@ -33,8 +38,11 @@ def profile_model(bundle: ModelBundle, settings: Settings) -> dict[str, Any]:
     own_embedding = 0 if config.tie_word_embeddings else math.prod(embedding.shape)
     kda = sum(config.layer_is_kda)
     moe = sum(map(config.is_moe, range(config.num_hidden_layers)))
+    # A floor is asked for, not a split: no budget is too small for it.
+    drawn = draw(bundle, replace(settings, ram=_ENOUGH, trunk=None, experts=None, sessions=settings.sessions or 1))
     return {
         "model": str(bundle.path),
+        "layout": "container" if isinstance(source, Container) else "checkpoint",
         "family": _family(source.config),
         "parameters": {
             "total": trunk_parameters + own_embedding + experts.parameters,
@@ -61,9 +69,12 @@ def profile_model(bundle: ModelBundle, settings: Settings) -> dict[str, Any]:
             "trunk": sum(info.stored_bytes for info in trunk),
             "experts": experts.stored_bytes,
             "embedding": embedding.stored_bytes,
+            "codebooks": sum(bank.codebooks.extent.length for bank in source.banks.values() if bank.codebooks),
         },
         "record_bytes": experts.record_bytes,
         "cold_bytes_per_token": layout.total_bytes + decoder.embedding.slot_bytes + experts.cold_bytes,
+        "floor_bytes": drawn.plan.floor_bytes,
+        "floor_context": drawn.shape.context,
         "context": config.max_context,
         "tokenizer": None if bundle.tokenizer is None else {"kind": "tiktoken", "vocab_size": config.vocab_size},
         "bos_id": config.bos_token_id,
@@ -99,7 +110,7 @@ def _profile_experts(bundle: ModelBundle) -> _Experts:
         matrices = (layout.gate, layout.up, layout.down)
         parameters = sum(matrix.rows * matrix.columns for matrix in matrices)
         record = source.record(number, 0)
-        record_bytes = sum(extent.length for extent in record)
+        record_bytes = bank.header.record_bytes if bank.header else sum(extent.length for extent in record)
         reads = place(record, align=FileSet.alignment, max_gap=RECORD_GAP).reads
         found.parameters += bank.records * parameters
         found.active += moe.top_k * parameters

@@ -90,8 +90,8 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a file that only one process can hold. Raises InputError if another one does."""
+def locked(path: Path, *, doing: str = "converting") -> Iterator[None]:
+    """Hold a file that only one process can hold. Raises InputError if another one does, and what it is doing."""
     try:
         import fcntl  # absent on Windows, where nothing is locked
     except ImportError:
@@ -103,7 +103,7 @@ def locked(path: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise InputError(f"another process is converting into {path.parent.parent}; wait for its end") from None
+        raise InputError(f"another process is {doing} into {path.parent.parent}; wait for its end") from None
     try:
         yield
     finally:

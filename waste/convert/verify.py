@@ -15,7 +15,6 @@ from waste.convert.jobs import Jobs
 from waste.convert.pace import Pace, Progress
 from waste.convert.reading import ReadBuffer, SourceFiles
 from waste.errors import DamagedError, ReadError
-from waste.io.codebooks import codebook_bytes
 from waste.io.container import Container
 from waste.io.extents import Extent
 from waste.io.jsonfile import read_json
@@ -127,11 +126,7 @@ class Verifier:
         data, (start,) = files.read(piece.extents, buffer)
         raw = data[start : start + piece.size]
         read_books(books, raw)
-        promised = self._sums.get("codebooks", [])[books.first : books.first + books.count]
-        each = codebook_bytes(books.entries)
-        for number, expected in enumerate(promised):
-            if zlib.crc32(raw[number * each : (number + 1) * each].data) != expected:
-                raise DamagedError(f"codebook {books.first + number} does not have the checksum of the manifest")
+        books.check_sums(raw)
         self._pace.advance(piece.size)
 
     def _check_record(self, bank: int, index: int, files: SourceFiles, piece: _Piece, buffer: ReadBuffer) -> None:

@@ -7,6 +7,7 @@ another in `codebooks.bin`.
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,8 @@ class Codebooks:
     entries: int
     index_block: int
     """Rows whose indices are stored together, as the format's kernels take it."""
+    checksums: tuple[int, ...]
+    """CRC-32 of each codebook, header included; fewer than there are codebooks, or none, where nobody wrote them."""
 
     @property
     def count(self) -> int:
@@ -62,6 +65,17 @@ class Codebooks:
             flat[position] = book[HEADER_BYTES:].view("<f2")
             if not np.isfinite(flat[position]).all():
                 raise DamagedError(f"codebook {number} holds infinities or NaN; expected numbers")
+
+    def check_sums(self, raw: npt.NDArray[np.uint8]) -> None:
+        """Raise DamagedError unless the codebooks in the bytes of the extent have their checksums."""
+        books = raw.reshape(self.count, codebook_bytes(self.entries))
+        for position, (book, checksum) in enumerate(zip(books, self.checksums, strict=False)):
+            found = zlib.crc32(book.data)
+            if found != checksum:
+                raise DamagedError(
+                    f"codebook {self.first + position} has the checksum {found:08x}, the manifest says {checksum:08x}; "
+                    "fetch the file again"
+                )
 
 
 def codebook_bytes(entries: int) -> int:

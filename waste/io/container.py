@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -101,7 +101,7 @@ class Container:
                 index_block=experts.index_block,
                 shapes=shapes,
             )
-            codebooks = _codebooks(where, entry, experts, files)
+            codebooks = _codebooks(where, entry, experts, files, self.manifest.codebook_checksums)
         record_bytes = form.header.record_bytes
         if record_bytes > MAX_RECORD_BYTES or entry.size != entry.experts * record_bytes:
             raise DamagedError(
@@ -150,7 +150,9 @@ def _tensor(entry: TrunkEntry, file: int) -> TensorInfo:
     return TensorInfo(entry.format.name, entry.shape, weights, scales)
 
 
-def _codebooks(where: str, entry: BankEntry, experts: ExpertFormat, files: _Files) -> Codebooks:
+def _codebooks(
+    where: str, entry: BankEntry, experts: ExpertFormat, files: _Files, checksums: Sequence[int]
+) -> Codebooks:
     assert experts.vectors is not None
     stages, entries = experts.vectors.stages, experts.vectors.entries
     count, each = len(MATRICES) * stages, codebook_bytes(entries)
@@ -162,8 +164,9 @@ def _codebooks(where: str, entry: BankEntry, experts: ExpertFormat, files: _File
             f"{files.paths[file]} has {size:,} bytes, expected whole codebooks of {each:,} bytes and {needed:,} in all "
             f"for {where}.codebook_base, {entry.codebook_base:,}"
         )
-    extent = Extent(file, entry.codebook_base * each, count * each)
-    return Codebooks(extent, entry.codebook_base, stages, entries, experts.index_block)
+    first = entry.codebook_base
+    extent = Extent(file, first * each, count * each)
+    return Codebooks(extent, first, stages, entries, experts.index_block, tuple(checksums[first : first + count]))
 
 
 def detect(path: Path) -> WeightSource | None:

@@ -109,7 +109,10 @@ class ExpertFormat:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A checked manifest. config: the text config; outer: the config around it, empty where there is none."""
+    """A checked manifest. config: the text config; outer: the config around it, empty where there is none.
+
+    codebook_checksums: CRC-32 of each codebook by number, as far as there are some.
+    """
 
     path: Path
     tensor_prefix: str
@@ -118,6 +121,7 @@ class Manifest:
     experts: ExpertFormat | None
     banks: tuple[BankEntry, ...]
     trunk: tuple[TrunkEntry, ...]
+    codebook_checksums: tuple[int, ...]
 
     def expert_shapes(self) -> dict[str, tuple[int, int]]:
         """Rows and columns of w1, w3 and w2, from the config. Raises DamagedError, UnsupportedError."""
@@ -161,6 +165,7 @@ def read_manifest(folder: Path) -> Manifest:
         experts=_expert_format(fields.section("expert_quant")) if banks else None,
         banks=banks,
         trunk=_trunk(path, fields),
+        codebook_checksums=fields.section("checksums").checksums("codebooks") if fields.has("checksums") else (),
     )
 
 

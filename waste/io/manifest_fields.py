@@ -8,6 +8,9 @@ from pathlib import Path
 from waste.errors import DamagedError, WasteError
 from waste.io.jsonfile import shown
 
+MAX_TEXT = 255
+"""Characters of a name, of a file or a tensor; published ones have up to 100."""
+
 
 class ManifestFields:
     """One JSON object of the file `path`; `where` leads to it, such as "trunk[3].".
@@ -45,10 +48,10 @@ class ManifestFields:
             raise self.error(key, f"{expected:,}")
 
     def text(self, key: str) -> str:
-        """A string."""
+        """A string, no longer than a name may be: messages repeat it."""
         value = self._raw.get(key)
-        if not isinstance(value, str):
-            raise self.error(key, "a string")
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise self.error(key, f"a string of at most {MAX_TEXT} characters")
         return value
 
     def file_name(self, key: str) -> str:
@@ -66,6 +69,15 @@ class ManifestFields:
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             raise self.error(key, "a list of strings")
         return values
+
+    def checksums(self, key: str) -> tuple[int, ...]:
+        """A list of CRC-32 checksums; empty where the key is missing or null."""
+        values = self._raw.get(key)
+        if values is None:
+            return ()
+        if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 1 << 32 for value in values):
+            raise self.error(key, "a list of CRC-32 checksums")
+        return tuple(values)
 
     def shape(self, key: str, *, rank: int, high: int) -> tuple[int, ...]:
         """A list of 1 to `rank` sizes in [1, high]."""

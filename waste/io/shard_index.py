@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 
 from waste.errors import DamagedError, ModelError
@@ -24,9 +24,7 @@ class ShardIndex:
     def __init__(self, folder: Path) -> None:
         self.path = folder / INDEX_NAME
         listed = _weight_map(self.path)
-        for name in set(listed.values()):
-            _refuse_path(self.path, name)
-        self.shards = tuple(sorted(set(listed.values())))
+        self.shards = _shard_names(self.path, listed)
         _refuse_missing(folder, self.shards)
         numbers = {name: number for number, name in enumerate(self.shards)}
         self._shard_of = {tensor: numbers[shard] for tensor, shard in listed.items()}
@@ -62,6 +60,21 @@ class ShardIndex:
                 f"{self.path.parent / shard} lacks {shown(missing[0])}, which {INDEX_NAME} places there "
                 f"({len(missing)} of {self._tensors_in[number]} tensors missing)"
             )
+
+
+def read_shard_names(path: Path) -> tuple[str, ...]:
+    """The shards that an index names, sorted, whether they are there or not; each is a plain file name.
+
+    Raises as `ShardIndex`.
+    """
+    return _shard_names(path, _weight_map(path))
+
+
+def _shard_names(path: Path, listed: Mapping[str, str]) -> tuple[str, ...]:
+    names = sorted(set(listed.values()))
+    for name in names:
+        _refuse_path(path, name)
+    return tuple(names)
 
 
 def _weight_map(path: Path) -> dict[str, str]:

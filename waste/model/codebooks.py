@@ -29,11 +29,15 @@ def codebook_bytes(source: WeightSource, align: int) -> int:
 
 
 class CodebookTables:
-    """`by_bank`: the tables of each bank that has some, float32 [3 matrices, values], filled by `load`."""
+    """`by_bank`: the tables of each bank that has some, float32 [3 matrices, values], filled by `load`.
 
-    def __init__(self, source: WeightSource, align: int) -> None:
+    verify: whether checksums are compared, where there are some.
+    """
+
+    def __init__(self, source: WeightSource, align: int, *, verify: bool) -> None:
         self._source = source
         self._align = align
+        self._verify = verify
         self._banks = _banks(source)
         self._arena = Arena(1, sum(map(_table_bytes, self._banks.values())))
         values, begin = self._arena.slot(0).view(np.float32), 0
@@ -76,8 +80,11 @@ class CodebookTables:
     def _widen(self, number: int, placement: Placement, raw: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
         books = self._banks[number]
         begin = placement.starts[0]
+        stored = raw[begin : begin + books.extent.length]
         try:
-            books.widen(raw[begin : begin + books.extent.length], self.by_bank[number])
+            books.widen(stored, self.by_bank[number])
+            if self._verify:
+                books.check_sums(stored)
         except DamagedError as error:
             raise DamagedError(f"layer {number}: {self._source.describe_extent(books.extent)}: {error}") from error
 

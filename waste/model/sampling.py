@@ -86,11 +86,11 @@ class Sampler:
 
         Raises `ModelError` if a logit is not finite.
         """
-        _check_finite(logits)
+        check_finite(logits)
         best = int(np.argmax(logits))
         token_id = best if self._params.is_greedy else self._draw(logits)
         highest = float(logits[best])
-        log_mass = _log(_total(self._weights(logits, 1.0)))
+        log_mass = natural_log(_total(self._weights(logits, 1.0)))
         listed = _most_likely(logits, self._params.logprobs or 0)
         return Choice(
             token_id,
@@ -151,7 +151,7 @@ def _total(weights: NDArray[np.float32]) -> float:
     return float(np.cumsum(weights, dtype=np.float64)[-1])
 
 
-def _log(x: float) -> float:
+def natural_log(x: float) -> float:
     """Natural logarithm of x > 0 from additions and products alone: the C library's has bits that vary by CPU."""
     mantissa, exponent = math.frexp(x)
     if mantissa < math.sqrt(0.5):
@@ -164,7 +164,7 @@ def _log(x: float) -> float:
     return exponent * LOG_2 + 2.0 * t * series
 
 
-def _check_finite(logits: NDArray[np.float32]) -> None:
+def check_finite(logits: NDArray[np.float32]) -> None:
     if logits.ndim != 1 or not len(logits):
         raise InputError(f"logits have shape {list(logits.shape)}, expected one row with at least one value")
     finite = np.isfinite(logits)

@@ -27,6 +27,11 @@ class StateShape:
     owed: tuple[int, int]  # [KDA layers, 3·channels + heads]: [k | v | decay | β]
     latents: tuple[int, int, int]  # [MLA layers, context, kv_lora_rank + qk_rope_head_dim]
 
+    @property
+    def context(self) -> int:
+        """Positions."""
+        return self.latents[1]
+
     @staticmethod
     def of(config: ModelConfig, context: int) -> StateShape:
         kda, mla = config.kda, config.mla
