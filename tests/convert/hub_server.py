@@ -26,6 +26,7 @@ class Fault:
 
     status: sent instead of the file, with `code` as X-Error-Code. cut: the connection ends after so many bytes.
     flip: the byte at this position of the file is another one. ignores_range: all of the file, with status 200.
+    shift: the range begins so many bytes later than asked for, and says so. hides_length: no Content-Length.
     extra: so many bytes more than there are. delay_s: a pause before each 4 KiB.
     """
 
@@ -34,6 +35,8 @@ class Fault:
     cut: int | None = None
     flip: int | None = None
     ignores_range: bool = False
+    shift: int = 0
+    hides_length: bool = False
     extra: int = 0
     delay_s: float = 0.0
 
@@ -131,9 +134,10 @@ class _Handler(BaseHTTPRequestHandler):
         begin, end = 0, len(data)
         if wanted is not None and not fault.ignores_range:
             first, _, last = wanted.removeprefix("bytes=").partition("-")
-            begin, end = int(first), min(len(data), int(last) + 1)
+            begin, end = int(first) + fault.shift, min(len(data), int(last) + 1)
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
-        self.send_header("Content-Length", str(end - begin))
+        if not fault.hides_length:
+            self.send_header("Content-Length", str(end - begin))
         self.send_header("Connection", "close")
         self.end_headers()
         stop = end if fault.cut is None else min(end, begin + fault.cut)

@@ -150,6 +150,16 @@ def test_all_of_the_file_instead_of_a_range(hub: HubServer, tmp_path: Path) -> N
     assert done.received_bytes == done.total_bytes + 30_000
 
 
+def test_another_range_than_asked_for(hub: HubServer, tmp_path: Path) -> None:
+    hub.break_next(SHARD, Fault(cut=30_000), Fault(shift=7))
+    fetch(hub, tmp_path / "m")
+    assert contents(tmp_path / "m") == checkpoint_files()
+    hub.break_next(SHARD, Fault(cut=30_000), *[Fault(shift=7), Fault(cut=30_000)] * 9)
+    (tmp_path / "m" / SHARD).unlink()
+    with pytest.raises(DamagedError, match=f"{SHARD}.*sends the range 'bytes 30007-"):
+        fetch(hub, tmp_path / "m")
+
+
 @pytest.mark.parametrize("name", [SHARD, "config.json", "tiktoken.model"])
 def test_a_flipped_byte_is_fetched_again_once(hub: HubServer, tmp_path: Path, name: str) -> None:
     hub.break_next(name, Fault(flip=5))
@@ -159,7 +169,7 @@ def test_a_flipped_byte_is_fetched_again_once(hub: HubServer, tmp_path: Path, na
 
 
 @pytest.mark.parametrize("name", [SHARD, "config.json"])
-@pytest.mark.parametrize("fault", [Fault(flip=5), Fault(extra=3)], ids=["flipped", "longer"])
+@pytest.mark.parametrize("fault", [Fault(flip=5), Fault(extra=3), Fault(extra=3, hides_length=True)])
 def test_damaged_twice_is_an_error(hub: HubServer, tmp_path: Path, name: str, fault: Fault) -> None:
     hub.break_next(name, *[fault] * 10)
     with pytest.raises(DamagedError, match=f"{name}.*fetched 2 times") as caught:
