@@ -60,7 +60,16 @@ def test_values(key: str, value: object, parsed: object) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("ram", "lots"), ("context", 0), ("context", True), ("io.queue_depth", "x"), ("verify", "maybe"), ("ram", [1])],
+    [
+        ("io.queue_depth", 2000),
+        ("compute.threads", 10**6),
+        ("ram", "lots"),
+        ("context", 0),
+        ("context", True),
+        ("io.queue_depth", "x"),
+        ("verify", "maybe"),
+        ("ram", [1]),
+    ],
 )
 def test_bad_values_name_the_key_and_what_was_expected(key: str, value: object) -> None:
     with pytest.raises(InputError, match=rf"{key} is .*, expected"):

@@ -45,7 +45,7 @@ def draw(bundle: ModelBundle, settings: Settings, *, record_bytes: int | None = 
     threads = settings.compute_threads or min(usable_cores(), COMPUTE_THREADS)
     decoder = Decoder(config, bundle.source, align)
     layout = lay_out(decoder.uses(), bundle.source.tensors, tile_bytes=max(1, settings.trunk_tile), align=align)
-    budget = settings.ram or usable_memory_bytes(if_unknown=DEFAULT_RAM) // 8 * 7
+    budget = usable_memory_bytes(if_unknown=DEFAULT_RAM) // 8 * 7 if settings.ram is None else settings.ram
     slot_bytes = record_slot_bytes(bundle.source, align) if record_bytes is None else record_bytes
 
     def plan_for(sessions: int) -> tuple[StepSizes, Demand]:

@@ -171,9 +171,9 @@ class Engine:
         if not isinstance(prompt, str) and is_list(prompt) and any(isinstance(item, Mapping) for item in prompt):
             raise UnsupportedError("messages are not supported yet; give the prompt as text or ids")
         if max_tokens is not None and (
-            not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1
+            not isinstance(max_tokens, int | np.integer) or isinstance(max_tokens, bool) or max_tokens < 1
         ):
-            raise InputError(f"max_tokens is {max_tokens!r}, expected at least 1")
+            raise InputError(f"max_tokens is {max_tokens!r}, expected a whole number from 1")
 
         def make(used: Session) -> Generation:
             is_first = used.length == 0 and not used.pending
@@ -243,6 +243,11 @@ def check_ids(ids: object, vocab_size: int) -> list[int]:
         raise InputError(f"a prompt is text or a list of ids, not {type(ids).__name__}")
     assert isinstance(ids, Sequence | np.ndarray)
     for position, token in enumerate(ids):
-        if not isinstance(token, int | np.integer) or isinstance(token, bool) or not 0 <= token < vocab_size:
-            raise InputError(f"id {token!r} at position {position} is out of range, expected 0 to {vocab_size - 1}")
+        if not isinstance(token, int | np.integer) or isinstance(token, bool):
+            raise InputError(
+                f"id {token!r} at position {position} is a {type(token).__name__}, expected a whole number"
+            )
+        if not 0 <= token < vocab_size:
+            found = int(token)
+            raise InputError(f"id {found} at position {position} is out of range, expected 0 to {vocab_size - 1}")
     return [int(token) for token in ids]

@@ -27,7 +27,7 @@ from waste.model.experts import RecordUse
 from waste.model.scratch import Scratch
 from waste.model.state import SessionState, SparePool
 from waste.process import major_faults, usable_cores
-from waste.sched import policies
+from waste.sched import policies, prefetch
 from waste.sched.cache import ExpertCache
 from waste.sched.plan import Plan
 from waste.sched.queue import ReadQueue
@@ -117,6 +117,8 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
     backend = backends.create(settings.io_backend, queue_depth=settings.io_queue_depth, faults=settings.io_faults)
     files = FileSet(drawn.bundle.source.paths, direct=_direct_mode(settings.io_direct))
     queue = ReadQueue(queue_depth=settings.io_queue_depth, max_bytes_in_flight=BYTES_IN_FLIGHT)
+    # Refused here if there is none of the name; `none`, the only one so far, wants no guesses made.
+    prefetch.create(settings.prefetch_policy)
     scheduler = ReadScheduler(backend, queue)
     stack.push_async_callback(scheduler.close)
     await scheduler.start(files)
@@ -137,7 +139,7 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
         scheduler=scheduler,
         workers=workers,
         files=files,
-        backend=settings.io_backend,
+        backend=backends.resolve(settings.io_backend),
         opening_s=workers.statistics().busy_s,
         faults_before=major_faults(),
     )

@@ -12,11 +12,12 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from waste.engine import Engine
+from waste.engine import Engine, check_ids
 from waste.errors import InputError
 from waste.model.sampling import check_finite, natural_log
 
 FloatArray = NDArray[np.float64]
+Ids = Sequence[int] | NDArray[np.int32]
 
 # The logarithm of 2 in two parts: products with the first, of 32 bits, are exact.
 _LOG_2_HIGH = 0.693147180369123816490
@@ -50,9 +51,7 @@ def total(scores: Sequence[Score]) -> Score:
     return Score(sum(score.predictions for score in scores), math.fsum(score.nats for score in scores))
 
 
-def choose_documents(
-    documents: Sequence[Sequence[int]], *, limit: int | None, max_tokens: int | None
-) -> list[Sequence[int]]:
+def choose_documents(documents: Sequence[Ids], *, limit: int | None, max_tokens: int | None) -> list[Ids]:
     """The first `limit` of those with something to predict, cut to `max_tokens`.
 
     Raises InputError if there are none.
@@ -86,7 +85,7 @@ class Evaluation:
         self.seconds = 0.0
         """Of walking alone."""
 
-    async def run(self, documents: Sequence[Sequence[int]]) -> Score:
+    async def run(self, documents: Sequence[Ids]) -> Score:
         """All of `documents`, each of two tokens or more.
 
         Raises InputError naming the document with an id that the model does not have, before any is scored; later
@@ -94,9 +93,9 @@ class Evaluation:
         """
         for number, document in enumerate(documents):
             try:
-                await asyncio.to_thread(self._engine.encode, document)
+                await asyncio.to_thread(check_ids, document, self._engine.model.config.vocab_size)
             except InputError as error:
-                raise InputError(f"document {number}: {error}") from None
+                raise InputError(f"document {number} of those to score: {error}") from None
         async with self._engine.session() as session:
             context = session.context
         self._total = sum(len(document) - 1 for document in documents)
@@ -108,15 +107,15 @@ class Evaluation:
             self.scores.append(Score(len(losses), math.fsum(losses)))
         return total(self.scores)
 
-    async def _score(self, ids: Sequence[int], losses: list[float]) -> None:
+    async def _score(self, ids: Ids, losses: list[float]) -> None:
         began = perf_counter()
-        async with aclosing(self._engine.logits(ids[:-1])) as rows:
+        async with aclosing(self._engine.logits([int(token) for token in ids[:-1]])) as rows:
             position = 0
             async for row in rows:
                 self.seconds += perf_counter() - began
                 position += 1
                 # Not on the loop: a large vocabulary takes its time.
-                losses.append(await asyncio.to_thread(token_loss, row, ids[position]))
+                losses.append(await asyncio.to_thread(token_loss, row, int(ids[position])))
                 self._done += 1
                 self._progress(self._done, self._total)
                 began = perf_counter()

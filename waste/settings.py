@@ -67,6 +67,13 @@ def _count(value: object) -> int:
     return value
 
 
+def _few(value: object) -> int:
+    count = _count(value)
+    if count > MOST_THREADS:
+        raise ValueError
+    return count
+
+
 def _word(value: object) -> str:
     # YAML reads a bare `on` or `off` as a truth value; direct reads spell theirs that way.
     if isinstance(value, bool):
@@ -85,6 +92,9 @@ def _truth(value: object) -> bool:
     raise ValueError
 
 
+MOST_THREADS = 1024
+"""Readers or compute threads that anybody could mean."""
+_A_FEW = f"a whole number from 1 to {MOST_THREADS}"
 _A_SIZE, _A_COUNT = "a size such as 512MiB, 8GiB or a number of bytes", "a whole number from 1"
 _KEYS: dict[str, tuple[Callable[[object], Any], str]] = {
     "ram": (_auto(parse_size), f"{_A_SIZE}, or auto"),
@@ -94,7 +104,7 @@ _KEYS: dict[str, tuple[Callable[[object], Any], str]] = {
     "sessions": (_auto(_count), f"{_A_COUNT}, or auto"),
     "trunk.tile": (parse_size, _A_SIZE),
     "io.backend": (_word, "the name of a backend, or auto"),
-    "io.queue_depth": (_count, _A_COUNT),
+    "io.queue_depth": (_few, _A_FEW),
     "io.direct": (_word, "auto, on or off"),
     "io.faults": (_word, "a list of faults for the simulated backend"),
     "cache.policy": (_word, "the name of an eviction policy"),
@@ -102,7 +112,7 @@ _KEYS: dict[str, tuple[Callable[[object], Any], str]] = {
     "prefetch.width": (_auto(_count), f"{_A_COUNT}, or auto"),
     "prefetch.depth": (_count, _A_COUNT),
     "prefill.chunk": (_auto(_count), f"{_A_COUNT}, or auto"),
-    "compute.threads": (_auto(_count), f"{_A_COUNT}, or auto"),
+    "compute.threads": (_auto(_few), f"{_A_FEW}, or auto"),
     "compute.kernels": (_word, "numba or numpy"),
     "verify": (_truth, "true or false"),
 }

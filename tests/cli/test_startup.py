@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from tests.cli.commands import ROOT, Call, finish, start
 
@@ -37,3 +40,17 @@ def test_version(call: Call) -> None:
 
 def test_help_in_a_process_of_its_own() -> None:
     assert "tokenize" in finish(start("--help")).out
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_no_reason_to_fail(closed: str) -> None:
+    command = f'"{sys.executable}" -m waste run demo hi -n 2 {closed}'
+    assert subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_an_output_that_cannot_be_written_is_one_line() -> None:
+    command = f'"{sys.executable}" -m waste run demo hi -n 2 >/dev/full'
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "cannot write the output: No space left" in done.stderr

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing", "nothing_but_the_model")
 STORED = ("nano-k3.waste", "nano-kl.waste")
 CONVERTED = {"lossless": ("MXFP4", "BF16"), "small": ("VQ3R", "Q4G")}
 CONTAINERS = (*STORED, *CONVERTED)
-IDS: list[int] = np.random.default_rng(2).integers(0, 290, 8).tolist()
+IDS: list[int] = np.random.default_rng(2).integers(0, 290, 6).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ async def test_more_ram_never_reads_more(paths: dict[str, Path]) -> None:
     read: list[int] = []
     for budget in budgets(floor, top)[::3]:
         async with open_model(paths["small"], **settings, ram=budget) as engine:
-            await logits_in_chunks(engine, IDS, 1)
+            await logits_in_chunks(engine, IDS[:3], 1)
             read.append(sum(engine.stats().bytes_read.values()))
     assert read == sorted(read, reverse=True)
     assert read[0] > 2 * read[-1]

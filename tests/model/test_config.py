@@ -219,6 +219,7 @@ UNSUPPORTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("short_conv_kernel_size is 3", {"linear_attn_config__short_conv_kernel_size": 3}),
     ("quantization_config.format is .*mxfp4", {"quantization_config": MXFP4 | {"format": "pack-quantized"}}),
     ("quantization_config.quant_method is .fp8.", {"quantization_config": {"quant_method": "fp8"}}),
+    ("topk_method is .greedy., expected .noaux_tc.", {"topk_method": "greedy"}),
     (
         "group_0.weights.group_size is 16, expected 32",
         {"quantization_config": changed(MXFP4, config_groups__group_0__weights__group_size=16)},

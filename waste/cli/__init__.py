@@ -12,8 +12,21 @@ from contextlib import suppress
 from typing import NoReturn
 
 
+def _open_standard_streams() -> None:
+    """Streams that whoever started us closed lead nowhere; else the next file opened would take their place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is the closed one.
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 def main() -> NoReturn:
     """The console script. Exits 0, 1 failed, 2 usage or bad input, 3 budget, 4 damaged data, 130 interrupted."""
+    _open_standard_streams()
     try:
         from waste.cli.interrupt import INTERRUPTION
 

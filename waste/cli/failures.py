@@ -35,6 +35,10 @@ def report(error: BaseException) -> int:
         return _say(f"{format_message()} See `{_command_path(error)} --help`.", code)
     if isinstance(error, MemoryError):
         return _say("out of memory; give a smaller --ram", UNEXPECTED)
+    if isinstance(error, OSError) and error.filename is None:
+        # No file of ours is behind it: those are translated where they are read or written.
+        silence_stdout()
+        return _say(f"cannot write the output: {error.strerror or error}", UNEXPECTED)
     hint = "" if os.environ.get(DEBUG) else f" ({DEBUG}=1 shows where)"
     return _say(f"unexpected {type(error).__name__}: {error}{hint}", UNEXPECTED)
 

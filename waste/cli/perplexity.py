@@ -27,12 +27,12 @@ from waste.errors import InputError, ModelError
 if TYPE_CHECKING:
     from waste.cli.progress import ProgressDisplay
     from waste.engine import Engine
-    from waste.perplexity import Evaluation
+    from waste.perplexity import Evaluation, Ids
 
-Documents = Sequence[Sequence[int]]
+    Documents = Sequence[Ids]
 
-MAX_IDS_BYTES = 16 << 20
-"""What a list of ids becomes in memory stays below what a plan counts for the interpreter."""
+MAX_IDS_BYTES = 8 << 20
+"""Two million ids; parsed before the engine is open, they stay below what any plan counts for the interpreter."""
 
 
 def perplexity(
@@ -106,10 +106,12 @@ def _read(file: str | None, ids_file: str | None) -> str | Documents:
 
 
 def read_documents(path: Path) -> Documents:
-    """The documents of an ids file; which ids there may be is the model's to say.
+    """The documents of an ids file, int32; how large an id may be is the model's to say.
 
     Raises InputError naming the file and what is wrong with it.
     """
+    import numpy as np
+
     from waste.io.jsonfile import read_json, shown
 
     try:
@@ -118,10 +120,15 @@ def read_documents(path: Path) -> Documents:
         raise InputError(str(error)) from None
     if not isinstance(content, list):
         raise InputError(f"{path} holds {shown(content)}, expected a list of documents")
+    documents = []
     for number, document in enumerate(content):
         if not isinstance(document, list):
             raise InputError(f"{path}: document {number} is {shown(document)}, expected a list of ids")
-    return content
+        for position, token in enumerate(document):
+            if type(token) is not int or not 0 <= token < 1 << 31:
+                raise InputError(f"{path}: document {number} has {shown(token)} at position {position}, expected an id")
+        documents.append(np.array(document, np.int32))
+    return documents
 
 
 async def _score(

@@ -27,6 +27,7 @@ MAX_CONTEXT = 1 << 31
 CONV_TAPS = 4
 MXFP4_FORMAT = "mxfp4-pack-quantized"
 MXFP4_GROUP = 32
+TOPK_METHOD = "noaux_tc"  # sigmoid or softmax scores, chosen with a correction bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +274,8 @@ def _mla(text: ConfigFields) -> MlaConfig:
 def _moe(text: ConfigFields) -> MoeConfig | None:
     if not any(text.has(key) for key in ("num_experts", "num_experts_per_token", "moe_intermediate_size")):
         return None
+    if text.has("topk_method"):
+        _require(text, "topk_method", TOPK_METHOD)
     num_experts = text.integer("num_experts", low=1, high=MAX_EXPERTS)
     top_k = text.integer("num_experts_per_token", low=1, high=num_experts)
     groups, topk_groups = _groups(text, num_experts, top_k)

@@ -26,6 +26,11 @@ def names() -> list[str]:
     return sorted(_factories.keys() | _module_names())
 
 
+def resolve(name: str) -> str:
+    """The backend that `name` stands for: "auto" is the best one for this machine, today always `threads`."""
+    return "threads" if name == "auto" else name
+
+
 def create(name: str, *, queue_depth: int, faults: str = "") -> Backend:
     """A new backend, not yet started; "auto" is the best one for this machine, today always `threads`.
 
@@ -35,8 +40,7 @@ def create(name: str, *, queue_depth: int, faults: str = "") -> Backend:
     """
     if queue_depth < 1:
         raise InputError(f"io.queue_depth is {queue_depth}; expected at least 1")
-    if name == "auto":
-        name = "threads"
+    name = resolve(name)
     if name not in _factories and name in _module_names():
         # Imported by name, so that a backend's own dependencies load only where it is used.
         import_module(f"{__name__}.{name}")
