@@ -75,6 +75,8 @@ def draw(bundle: ModelBundle, settings: Settings, *, record_bytes: int | None = 
             wider, more = plan_for(sessions)
             if sum(more.fixed.values()) - sum(demand.fixed.values()) > budget - plan.total_bytes:
                 continue
+            if floor_bytes(more) > budget:
+                continue
             roomier = make_plan(more, budget=budget, floor=floor, trunk=settings.trunk, experts=settings.experts)
             if roomier.split == plan.split:
                 sizes, demand, plan = wider, more, roomier

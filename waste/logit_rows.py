@@ -31,7 +31,9 @@ class LogitRows(SessionStream[FloatArray]):
     async def _next(self) -> FloatArray:
         row = next(self._rows, None)
         if row is not None:
-            return row
+            # A copy: whoever keeps one row must not keep its whole chunk beside the next one.
+            return row.copy()
+        self._rows = iter(())
         part = self._ids[self._begin : self._begin + self._chunk]
         if not part:
             raise StopAsyncIteration
@@ -39,4 +41,4 @@ class LogitRows(SessionStream[FloatArray]):
         is_last = end == len(self._ids)
         rows = await self._loop.step(self._session, part, wanted=len(part), is_last=is_last, tap=self._tap)
         self._rows, self._begin = iter(rows), end
-        return next(self._rows)
+        return next(self._rows).copy()

@@ -72,6 +72,14 @@ def test_more_ram_never_pins_less_trunk(demand: Demand, extras: list[int]) -> No
     assert pinned == sorted(pinned)
 
 
+@settings(max_examples=50)
+@given(demands(), st.lists(st.integers(0, 200 * PAGE), min_size=2, max_size=8))
+def test_more_ram_never_takes_from_either(demand: Demand, extras: list[int]) -> None:
+    """Neither the next pinned tile from the experts nor more experts from the trunk: so nothing is read more often."""
+    plans = [planned(demand, extra) for extra in sorted(extras)]
+    assert [plan.expert_slots for plan in plans] == sorted(plan.expert_slots for plan in plans)
+
+
 @given(demands())
 def test_enough_ram_holds_everything_and_takes_no_more(demand: Demand) -> None:
     plan = planned(demand, 10_000 * PAGE)

@@ -93,13 +93,16 @@ def ready_mark(formats: Iterable[str]) -> Path | None:
 def folder_name(sources: Iterable[Path]) -> str:
     """Changes with every kernel source, with numba, LLVM and Python, and with the processor as numba sees it.
 
+    And with where the sources lie, which numba's own index goes by.
+
     numba would keep several processors' code side by side in one folder, but two processes that add to it at once can
     lose each other's entries.
     """
     processor = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
     told = f"{numba.config.CPU_NAME} {numba.config.CPU_FEATURES}"
     versions = f"{numba.__version__} {llvmlite.__version__} {sys.version}"
-    digest = hashlib.sha256(f"{versions} {processor} {told}".encode())
+    place = Path(__file__).parent
+    digest = hashlib.sha256(f"{versions} {processor} {told} {place}".encode())
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return f"kernels-{digest.hexdigest()[:16]}"

@@ -126,7 +126,8 @@ def lay_out(uses: Iterable[Use], tensors: Mapping[str, TensorInfo], *, tile_byte
         first = 0
         while first < tensor.rows:
             unit_bytes = tensor.unit * (tensor.row_bytes + tensor.row_scale_bytes)
-            units = min(room // unit_bytes, (tensor.rows - first) // tensor.unit)
+            # A unit that is larger than a tile leaves less than no room behind it.
+            units = min(max(0, room) // unit_bytes, (tensor.rows - first) // tensor.unit)
             if units == 0 and cuts[-1]:
                 cuts.append([])
                 room = tile_bytes

@@ -82,7 +82,8 @@ def make_plan(demand: Demand, *, budget: int, floor: int, trunk: int | None = No
     pinned = tiles.longest_prefix(wished)
     ring = tiles.ring_slots(pinned, wished)
     rest = trunk_room - tiles.bytes(pinned, ring)
-    if experts is None and record_bytes:
+    # Not before the whole trunk is pinned: slots that the next tile would take back make more RAM read more.
+    if experts is None and record_bytes and pinned == tiles.tiles:
         slots = _whole_tokens(min(demand.records, slots + rest // record_bytes), demand)
     parts = dict(demand.fixed)
     parts["pinned"] = tiles.pinned(pinned)
