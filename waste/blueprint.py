@@ -66,7 +66,7 @@ def draw(bundle: ModelBundle, settings: Settings, *, record_bytes: int | None = 
     if budget < floor:
         raise BudgetError(
             f"the budget of {budget:,} bytes is {floor - budget:,} below the floor of {floor:,} for {bundle.path} "
-            f"at a context of {settings.context}; raise --ram, or lower context or prefill.chunk"
+            f"at a context of {settings.context}; raise --ram, or lower context, prefill.chunk or sessions"
         )
     plan = make_plan(demand, budget=budget, floor=floor, trunk=settings.trunk, experts=settings.experts)
     if settings.sessions is None:

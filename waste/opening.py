@@ -109,6 +109,7 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
 
     Raises InputError, ModelError, UnsupportedError, BudgetError or ReadError.
     """
+    check_names(settings)
     workers = Workers(settings.compute_threads or min(usable_cores(), COMPUTE_THREADS))
     stack.callback(workers.close)
     compute = Compute(workers)
@@ -117,8 +118,6 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
     backend = backends.create(settings.io_backend, queue_depth=settings.io_queue_depth, faults=settings.io_faults)
     files = FileSet(drawn.bundle.source.paths, direct=_direct_mode(settings.io_direct))
     queue = ReadQueue(queue_depth=settings.io_queue_depth, max_bytes_in_flight=BYTES_IN_FLIGHT)
-    # Refused here if there is none of the name; `none`, the only one so far, wants no guesses made.
-    prefetch.create(settings.prefetch_policy)
     scheduler = ReadScheduler(backend, queue)
     stack.push_async_callback(scheduler.close)
     await scheduler.start(files)
@@ -143,6 +142,17 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
         opening_s=workers.statistics().busy_s,
         faults_before=major_faults(),
     )
+
+
+def check_names(settings: Settings) -> None:
+    """Raises InputError for a backend, policy, direct mode, kernel set or fault that does not exist; opens nothing."""
+    backends.create(settings.io_backend, queue_depth=1, faults=settings.io_faults)
+    policies.create(settings.cache_policy)
+    # `none`, the only one so far, wants no guesses made.
+    prefetch.create(settings.prefetch_policy)
+    _direct_mode(settings.io_direct)
+    if settings.compute_kernels not in KERNEL_SETS:
+        raise InputError(f"compute.kernels is {settings.compute_kernels!r}; expected one of {', '.join(KERNEL_SETS)}")
 
 
 async def _on_worker(compute: Compute, work: Callable[[Callable[[], None]], T]) -> T:
@@ -170,8 +180,6 @@ def _prepare_kernels(
 ) -> KernelSet:
     """The kernels for the formats that the model is stored in."""
     name = settings.compute_kernels
-    if name not in KERNEL_SETS:
-        raise InputError(f"compute.kernels is {name!r}; expected one of {', '.join(KERNEL_SETS)}")
     kernel_set = load_kernels(name).only(bundle.weight_formats())
     total = len(list(kernel_set.kernels()))
 

@@ -122,7 +122,7 @@ def test_noise_has_zero_mean_and_keeps_rows_of_order_one(tmp_path: Path) -> None
 
 
 def test_counts_that_make_no_model_are_refused() -> None:
-    for bad in ({"layers": 1}, {"layers": 5000}, {"experts": 3}, {"experts": 70000}):
+    for bad in ({"layers": 0}, {"experts": 0}, {"layers": 1}, {"layers": 5000}, {"experts": 3}, {"experts": 70000}):
         with pytest.raises(InputError, match="expected"):
             shape_config("k3", **bad)
 
@@ -141,10 +141,33 @@ def test_existing_output_and_a_full_disk_are_refused_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
+def test_stopped_it_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = SynthWriter(small(), seed=0, is_sparse=False)
+    values, asked = synth.Noise._values, []
+
+    def stop(self: synth.Noise, tensor: synth.Stored) -> Any:
+        asked.append(tensor.name)
+        if len(asked) == 5:
+            writer.stop()
+        return values(self, tensor)
+
+    monkeypatch.setattr(synth.Noise, "_values", stop)
+    with pytest.raises(KeyboardInterrupt):
+        writer.write(tmp_path / "m")
+    assert len(asked) == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be made"):
+        SynthWriter(small(), seed=0, is_sparse=False).write(tmp_path / "file" / "sub" / "m")
+
+
 def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
 
-    def fail(self: synth.Noise, tensor: synth.Stored, file: Any) -> None:
+    def fail(self: synth.Noise, tensor: synth.Stored, file: Any, check: Any) -> None:
         written.append(tensor.name)
         if len(written) == 40:
             raise OSError(28, "No space left on device")

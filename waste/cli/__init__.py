@@ -29,7 +29,9 @@ def main() -> NoReturn:
     _open_standard_streams()
     try:
         from waste.cli.interrupt import INTERRUPTION
+        from waste.machine import limit_arenas
 
+        limit_arenas()
         INTERRUPTION.watch()
         from waste.cli.app import execute
 

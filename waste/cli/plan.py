@@ -65,8 +65,10 @@ def plan(
         from waste.blueprint import draw
         from waste.cli.output import print_json, write_text
         from waste.forecast import forecast, with_more_ram
+        from waste.opening import check_names
 
         settings = resolve_settings(preset, ram, trunk, experts, assignments)
+        check_names(settings)
         bundle = _bundle(model, config)
         drawn = draw(bundle, settings)
         outlook = Outlook(drawn, forecast(drawn), forecast(with_more_ram(drawn, settings)), _rate(disk, bundle))
@@ -139,6 +141,7 @@ def _as_object(outlook: Outlook) -> dict[str, Any]:
 
 def _as_text(outlook: Outlook) -> str:
     from waste.cli.output import format_bytes, format_table
+    from waste.footprint import COMPILER_BYTES
 
     drawn = outlook.drawn
     plan = drawn.plan
@@ -152,7 +155,9 @@ def _as_text(outlook: Outlook) -> str:
     }
     rows = [[name, f"{size:,}", format_bytes(size), notes.get(name, "")] for name, size in plan.parts.items()]
     sums = [("total", plan.total_bytes), ("budget", plan.budget_bytes), ("floor", plan.floor_bytes)]
-    rows += [[name, f"{size:,}", format_bytes(size), ""] for name, size in sums]
+    compiling = f"compiling the kernels takes {format_bytes(COMPILER_BYTES)}, in a process of its own, before"
+    notes = {"floor": compiling if plan.floor_bytes == COMPILER_BYTES else ""}
+    rows += [[name, f"{size:,}", format_bytes(size), notes.get(name, "")] for name, size in sums]
     return format_table([["part", "bytes", "", ""], *rows], right=(1, 2)) + "\n" + _costs(outlook)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from waste.cli.interrupt import INTERRUPTION
 from waste.cli.options import JsonOption
 from waste.errors import InputError
 
@@ -37,7 +38,7 @@ def synth(
         if chosen is None:
             raise InputError(f"--shape is {shape!r}, expected {' or '.join(SHAPES)}")
         writer = SynthWriter(shape_config(chosen, layers=layers, experts=experts), seed=seed, is_sparse=sparse)
-        with ProgressDisplay() as progress:
+        with ProgressDisplay() as progress, INTERRUPTION.calls(writer.stop):
             writer.write(Path(out), progress)
         if as_json:
             print_json({"out": out, "shape": chosen, "bytes": writer.total_bytes, "sparse": sparse, "seed": seed})

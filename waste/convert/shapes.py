@@ -35,8 +35,8 @@ def shape_config(shape: Shape, *, layers: int | None = None, experts: int | None
     Every fourth layer and the last have full attention; attention-residual blocks are fitted to the layers.
     Raises InputError for counts that make no model.
     """
-    count = layers or (93 if shape == "k3" else 27)
-    banks = experts or (896 if shape == "k3" else 256)
+    count = (93 if shape == "k3" else 27) if layers is None else layers
+    banks = (896 if shape == "k3" else 256) if experts is None else experts
     if not 2 <= count <= 4096:
         raise InputError(f"--layers is {count}, expected 2 to 4096: a dense one first, full attention last")
     least = 16 if shape == "k3" else 8

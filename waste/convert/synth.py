@@ -33,6 +33,15 @@ class SynthWriter:
         self._layout = PublishedLayout(parse_config(raw), is_mxfp4="quantization_config" in raw)
         self._is_sparse = is_sparse
         self._noise = Noise(seed)
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Give up soon: `write` raises KeyboardInterrupt and leaves nothing. Safe from a signal handler."""
+        self._is_stopped = True
+
+    def _check_stopped(self) -> None:
+        if self._is_stopped:
+            raise KeyboardInterrupt
 
     @property
     def total_bytes(self) -> int:
@@ -47,7 +56,10 @@ class SynthWriter:
         """Write to `out`. Raises InputError if it exists or the disk has no room, WasteError if writing fails."""
         if out.exists():
             raise InputError(f"{out} exists; choose another name or remove it")
-        out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{out} cannot be made: {error.strerror or error}") from error
         need = _SLACK_BYTES + (0 if self._is_sparse else self.total_bytes)
         free = shutil.disk_usage(out.parent).free
         if free < need:
@@ -66,6 +78,7 @@ class SynthWriter:
         total, done = self.total_bytes, 0
         weight_map: dict[str, str] = {}
         for shard in self._layout.shards:
+            self._check_stopped()
             progress("writing", done, total)
             tensors = list(self._layout.tensors(shard))
             weight_map.update((tensor.name, shard.name) for tensor in tensors)
@@ -77,7 +90,7 @@ class SynthWriter:
                     file.truncate(len(header) + size)
                 else:
                     for tensor in tensors:
-                        self._noise.write(tensor, file)
+                        self._noise.write(tensor, file, self._check_stopped)
             done += size
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -109,11 +122,12 @@ class Noise:
         self._bytes = self._random.integers(0, 256, _POOL_BYTES, dtype=np.uint8)
         self._normal = self._random.standard_normal(_POOL_BYTES // 4, dtype=np.float32)
 
-    def write(self, tensor: Stored, file: BinaryIO) -> None:
-        """Write the tensor's bytes, a pool's worth at a time."""
+    def write(self, tensor: Stored, file: BinaryIO, check: Callable[[], None] = lambda: None) -> None:
+        """Write the tensor's bytes, a pool's worth at a time; `check` before each may raise to give up."""
         count = tensor.nbytes
         values = self._values(tensor)
         while count:
+            check()
             begin = int(self._random.integers(0, len(values) - 1)) // 64 * 64
             part = values[begin : begin + count]
             file.write(part.data)

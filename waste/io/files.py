@@ -27,6 +27,9 @@ ALIGNMENT = 4096
 # Windows would otherwise translate line ends.
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
+# Without preadv bytes come as an object of their own: a little at a time, for that is memory no plan counts.
+COPY_BYTES = 1 << 20
+
 _log = logging.getLogger("waste.io")
 
 
@@ -143,11 +146,11 @@ class FileSet:
                 if hasattr(os, "preadv"):
                     return os.preadv(descriptor, [buffer], offset)
                 if hasattr(os, "pread"):
-                    data = os.pread(descriptor, buffer.nbytes, offset)
+                    data = os.pread(descriptor, min(buffer.nbytes, COPY_BYTES), offset)
                 else:  # Windows: the position belongs to the descriptor, so one reader at a time
                     with self._position_lock:
                         os.lseek(descriptor, offset, os.SEEK_SET)
-                        data = os.read(descriptor, buffer.nbytes)
+                        data = os.read(descriptor, min(buffer.nbytes, COPY_BYTES))
                 buffer[: len(data)] = data
                 return len(data)
 
