@@ -109,7 +109,9 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
 
     Raises InputError, ModelError, UnsupportedError, BudgetError or ReadError.
     """
-    check_names(settings)
+    if settings.compute_kernels not in KERNEL_SETS:
+        raise InputError(f"compute.kernels is {settings.compute_kernels!r}; expected one of {', '.join(KERNEL_SETS)}")
+    prefetch.create(settings.prefetch_policy)
     workers = Workers(settings.compute_threads or min(usable_cores(), COMPUTE_THREADS))
     stack.callback(workers.close)
     compute = Compute(workers)
