@@ -109,9 +109,7 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
 
     Raises InputError, ModelError, UnsupportedError, BudgetError or ReadError.
     """
-    if settings.compute_kernels not in KERNEL_SETS:
-        raise InputError(f"compute.kernels is {settings.compute_kernels!r}; expected one of {', '.join(KERNEL_SETS)}")
-    prefetch.create(settings.prefetch_policy)
+    _check_what_nothing_makes(settings)
     workers = Workers(settings.compute_threads or min(usable_cores(), COMPUTE_THREADS))
     stack.callback(workers.close)
     compute = Compute(workers)
@@ -148,13 +146,17 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
 
 def check_names(settings: Settings) -> None:
     """Raises InputError for a backend, policy, direct mode, kernel set or fault that does not exist; opens nothing."""
+    _check_what_nothing_makes(settings)
     backends.create(settings.io_backend, queue_depth=1, faults=settings.io_faults)
     policies.create(settings.cache_policy)
-    # `none`, the only one so far, wants no guesses made.
-    prefetch.create(settings.prefetch_policy)
     _direct_mode(settings.io_direct)
+
+
+def _check_what_nothing_makes(settings: Settings) -> None:
+    """The names that opening would otherwise notice late, or not at all: `none` is the only prefetch policy so far."""
     if settings.compute_kernels not in KERNEL_SETS:
         raise InputError(f"compute.kernels is {settings.compute_kernels!r}; expected one of {', '.join(KERNEL_SETS)}")
+    prefetch.create(settings.prefetch_policy)
 
 
 async def _on_worker(compute: Compute, work: Callable[[Callable[[], None]], T]) -> T:

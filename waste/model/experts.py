@@ -13,14 +13,14 @@ from waste.io.extents import Placement
 from waste.io.record import HEADER_BYTES, check_payload
 from waste.io.source import Bank
 from waste.kernels import KernelSet
+from waste.kernels.choices import SILU, SITU, SITU_UNCAPPED
 from waste.kernels.formats import BF16, F32, MXFP4
 from waste.model.config import Activation
 from waste.model.scratch import FloatArray, IntArray, Scratch
 from waste.model.trunk import Buffer
 
 Matrix = Literal["w1", "w3", "w2"]
-ACTIVATIONS = {"silu": 0, "situ": 1}
-SITU_UNCAPPED = 2
+ACTIVATIONS = {"silu": SILU, "situ": SITU}
 
 
 def activation_kind(activation: Activation) -> int:

@@ -10,6 +10,7 @@ from functools import partial
 from waste.errors import ReadError
 from waste.io.extents import Placement
 from waste.io.source import Bank
+from waste.kernels.choices import SIGMOID, SOFTMAX
 from waste.model.config import ModelConfig, MoeConfig
 from waste.model.experts import ExpertMath, ExpertWork, ThreadBuffers, expert_key, sort_by_expert
 from waste.model.layout import Use
@@ -21,7 +22,7 @@ from waste.sched.cache import ExpertCache
 from waste.sched.lease import Lease
 
 LANES = 8
-ROUTERS = {"sigmoid": 0, "softmax": 1}
+ROUTERS = {"sigmoid": SIGMOID, "softmax": SOFTMAX}
 
 
 @dataclass(frozen=True, slots=True)
