@@ -38,8 +38,8 @@ def load_e2m1(typingctx: Any, array: Any, at: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         codes = spread_codes(context, builder, sig, args)
         features = context.codegen().magic_tuple()[2].split(",")
-        if "+avx512vl" in features:
-            return _by_two_tables(builder, codes)
+        if has_two_tables(context):
+            return by_two_tables(builder, codes, _table(1.0), _table(-1.0))
         if "+avx2" in features:
             return _with_sign(builder, _by_one_table(builder, codes), codes)
         return _with_sign(builder, _by_steps(builder, codes), codes)
@@ -60,11 +60,41 @@ def splat_e8m0(typingctx: Any, array: Any, at: Any) -> Any:
     return lanes(array, i64), codegen
 
 
-def _by_two_tables(builder: Any, codes: Any) -> Any:
-    """The lowest four bits select from sixteen signed values (-0 counts as one)."""
-    signature = ir.FunctionType(_VF, [_VF, _VI, _VF])
-    permute = builder.module.declare_intrinsic("llvm.x86.avx512.vpermi2var.ps.256", (), signature)
-    return builder.call(permute, [_table(1.0), codes, _table(-1.0)])
+@intrinsic
+def load_e8m0(typingctx: Any, array: Any, at: Any) -> Any:
+    """Lanes from eight scales, bytes of a uint8 array, that follow each other."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        exponents = load_value(context, builder, sig, args, ir.VectorType(ir.IntType(8), WIDTH), 1)
+        bits = builder.shl(builder.zext(exponents, _VI), _every(23))
+        is_least = builder.icmp_unsigned("==", bits, _every(0))
+        return builder.bitcast(builder.select(is_least, _every(_LEAST_SCALE_BITS), bits), _VF)
+
+    return lanes(array, i64), codegen
+
+
+def has_two_tables(context: Any) -> bool:
+    """Whether the processor selects from sixteen values in one step (`by_two_tables`)."""
+    return "+avx512vl" in context.codegen().magic_tuple()[2].split(",")
+
+
+def by_two_tables(builder: Any, codes: Any, low: Any, high: Any) -> Any:
+    """For the code of an intrinsic: the lowest four bits select from two constant vectors of eight float32.
+
+    LLVM must not see that they are constant: it would put both into one register of 512 bits, and while a step on
+    such is under way the processor does vector arithmetic on two ports instead of three.
+    """
+    permute = ir.FunctionType(_VF, [_VF, _VI, _VF])
+    function = builder.module.declare_intrinsic("llvm.x86.avx512.vpermi2var.ps.256", (), permute)
+    return builder.call(function, [_opaque(builder, low), codes, _opaque(builder, high)])
+
+
+def _opaque(builder: Any, value: Any) -> Any:
+    """The same value from an empty piece of assembly, which may be moved out of loops."""
+    copy = builder.asm(ir.FunctionType(_VF, [_VF]), "", "=v,0", [value], False)
+    copy.attributes.add("readnone")
+    copy.attributes.add("nounwind")
+    return copy
 
 
 def _by_one_table(builder: Any, codes: Any) -> Any:

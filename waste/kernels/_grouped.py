@@ -1,17 +1,19 @@
 """Products of rows whose weights share a scale in groups, for every format that only loads differently.
 
-A format is its ways to eight unscaled weights (`load`: data, position → lanes) and to a scale in every lane (`scale`),
-bits of a weight, weights of a group, bytes of a scale; all are constants once a kernel is compiled. Rows are stored in
-whole groups, but only `columns` weights of them count. In the canonical order a group's lanes gather from zero, then
-one fused step adds them, scaled, to the row's.
+A format is its ways to eight unscaled weights (`load`: data, position → lanes), to a scale in every lane (`scale`) and
+to eight scales that follow each other (`eight_scales`), bits of a weight, weights of a group, bytes of a scale; all
+are constants once a kernel is compiled. Rows are stored in whole groups, but only `columns` weights of them count. In
+the canonical order a group's lanes gather from zero, then one fused step adds them, scaled, to the row's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ._jit import helper
-from ._lanes import element, fma, fold, lane, splat, store, zero
+from ._lanes import element, first, fma, fold, lane, splat, store, zero
 from ._lanes import load as load_x
 
 
@@ -36,27 +38,51 @@ def four_tokens(
 
 
 @helper
+def widen_scales(scale: Any, eight_scales: Any, scale_bytes: Any, data: Any, at: Any, count: Any, widened: Any) -> None:
+    """The float32 of `count` scales that follow each other."""
+    whole = count // 8 * 8
+    for i in range(0, whole, 8):
+        store(widened, i, eight_scales(data, at + i * scale_bytes))
+    for i in range(whole, count):
+        widened[i] = first(scale(data, at + i * scale_bytes))
+
+
+@helper
+def four_groups(load: Any, bits: Any, data: Any, at: Any, row_bytes: Any, count: Any, x: Any, x_at: Any) -> Any:
+    """`count` unscaled weights of four rows times the inputs from `x_at`."""
+    a, b, c, d = zero(), zero(), zero(), zero()
+    for i in range(0, count, 8):
+        value, place = load_x(x, x_at + i), at + i * bits // 8
+        a = fma(load(data, place), value, a)
+        b = fma(load(data, place + row_bytes), value, b)
+        c = fma(load(data, place + 2 * row_bytes), value, c)
+        d = fma(load(data, place + 3 * row_bytes), value, d)
+    return a, b, c, d
+
+
+@helper
 def four_rows(
-    load: Any, scale: Any, bits: Any, group: Any, scale_bytes: Any,
-    data: Any, row: Any, scales: Any, columns: Any, x: Any,
+    load: Any, bits: Any, group: Any, data: Any, row: Any, scales: Any, columns: Any, x: Any
 ) -> Any:  # fmt: skip
-    """Four rows times the first token: four chains of sums, so that none waits for itself."""
+    """Four rows times the first token: four chains of sums, so that none waits for itself.
+
+    `scales`: the rows' scales, widened before, because a scale of one's own costs as much as eight weights.
+    """
     a, b, c, d = zero(), zero(), zero(), zero()
     groups = (columns + group - 1) // group
-    row_bytes, row_scales = groups * group * bits // 8, groups * scale_bytes
-    for begin in range(0, columns, group):
-        ga, gb, gc, gd = zero(), zero(), zero(), zero()
-        for i in range(begin, min(begin + group, columns), 8):
-            value, at = load_x(x, i), row + i * bits // 8
-            ga = fma(load(data, at), value, ga)
-            gb = fma(load(data, at + row_bytes), value, gb)
-            gc = fma(load(data, at + 2 * row_bytes), value, gc)
-            gd = fma(load(data, at + 3 * row_bytes), value, gd)
-        at = scales + begin // group * scale_bytes
-        a = fma(ga, scale(data, at), a)
-        b = fma(gb, scale(data, at + row_scales), b)
-        c = fma(gc, scale(data, at + 2 * row_scales), c)
-        d = fma(gd, scale(data, at + 3 * row_scales), d)
+    row_bytes = groups * group * bits // 8
+    for g in range(groups):
+        begin = g * group
+        at = row + begin * bits // 8
+        # Whole groups have a constant length, which the compiler unrolls.
+        if begin + group <= columns:
+            p, q, r, s = four_groups(load, bits, data, at, row_bytes, group, x, begin)
+        else:
+            p, q, r, s = four_groups(load, bits, data, at, row_bytes, columns - begin, x, begin)
+        a = fma(p, splat(element(scales, g)), a)
+        b = fma(q, splat(element(scales, g + groups)), b)
+        c = fma(r, splat(element(scales, g + 2 * groups)), c)
+        d = fma(s, splat(element(scales, g + 3 * groups)), d)
     return fold(a), fold(b), fold(c), fold(d)
 
 
@@ -77,21 +103,24 @@ def one_row(
 
 @helper
 def multiply(
-    load: Any, scale: Any, bits: Any, group: Any, scale_bytes: Any,
-    data: Any, at: Any, scale_at: Any, columns: Any, first: Any, last: Any, x: Any, y: Any, y_column: Any,
+    load: Any, scale: Any, eight_scales: Any, bits: Any, group: Any, scale_bytes: Any,
+    data: Any, at: Any, scale_at: Any, columns: Any, begin: Any, end: Any, x: Any, y: Any, y_column: Any,
 ) -> None:  # fmt: skip
-    """y[t, y_column + r] = Σ_i W[r, i]·x[t, i] for every token t and the rows first ≤ r < last."""
+    """y[t, y_column + r] = Σ_i W[r, i]·x[t, i] for every token t and the rows begin ≤ r < end."""
     tokens, width = x.shape
     groups = (columns + group - 1) // group
     row_bytes, row_scales = groups * group * bits // 8, groups * scale_bytes
-    r = first
-    while tokens == 1 and r + 4 <= last:
-        row, scales, out = at + row_bytes * r, scale_at + row_scales * r, y_column + r
-        y[0, out], y[0, out + 1], y[0, out + 2], y[0, out + 3] = four_rows(
-            load, scale, bits, group, scale_bytes, data, row, scales, columns, x
-        )
-        r += 4
-    while r < last:
+    r = begin
+    if tokens == 1:
+        widened = np.empty(4 * groups, np.float32)
+        while r + 4 <= end:
+            widen_scales(scale, eight_scales, scale_bytes, data, scale_at + row_scales * r, 4 * groups, widened)
+            row, out = at + row_bytes * r, y_column + r
+            y[0, out], y[0, out + 1], y[0, out + 2], y[0, out + 3] = four_rows(
+                load, bits, group, data, row, widened, columns, x
+            )
+            r += 4
+    while r < end:
         row, scales, out = at + row_bytes * r, scale_at + row_scales * r, y_column + r
         t = 0
         while t + 4 <= tokens:
@@ -115,7 +144,22 @@ def multiply_transposed(
     row_bytes, row_scales = groups * group * bits // 8, groups * scale_bytes
     for t in range(x.shape[0]):
         x_at, y_at = t * x.shape[1] + x_column, t * y.shape[1]
-        for i in range(0, columns, 8):
+        # Thirty-two columns share a scale, as all groups are multiples of as many.
+        wide = columns // 32 * 32
+        for i in range(0, wide, 32):
+            a, b, c, d = zero(), zero(), zero(), zero()
+            for r in range(rows):
+                s = scale(data, scale_at + row_scales * r + i // group * scale_bytes)
+                value, place = splat(element(x, x_at + r)), at + row_bytes * r + i * bits // 8
+                a = fma(load(data, place) * s, value, a)
+                b = fma(load(data, place + bits) * s, value, b)
+                c = fma(load(data, place + 2 * bits) * s, value, c)
+                d = fma(load(data, place + 3 * bits) * s, value, d)
+            store(y, y_at + i, a)
+            store(y, y_at + i + 8, b)
+            store(y, y_at + i + 16, c)
+            store(y, y_at + i + 24, d)
+        for i in range(wide, columns, 8):
             sums = zero()
             for r in range(rows):
                 s = scale(data, scale_at + row_scales * r + i // group * scale_bytes)

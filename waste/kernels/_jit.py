@@ -147,7 +147,7 @@ def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def helper(function: F) -> F:
     """A function that only kernels call; it is compiled into them."""
-    dispatcher: F = njit(nogil=True, error_model="numpy")(function)
+    dispatcher: F = njit(nogil=True, error_model="numpy", forceinline=True)(function)
     return dispatcher
 
 

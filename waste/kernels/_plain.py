@@ -81,7 +81,20 @@ def multiply_transposed(
     """y[t, i] = Σ_r W[r, i]·x[t, x_column + r]: the matrix transposed, rows fused in ascending order."""
     for t in range(x.shape[0]):
         x_at, y_at = t * x.shape[1] + x_column, t * y.shape[1]
-        for i in range(0, columns, 8):
+        wide = columns // 32 * 32
+        for i in range(0, wide, 32):
+            a, b, c, d = zero(), zero(), zero(), zero()
+            for r in range(rows):
+                value, place = splat(element(x, x_at + r)), at + size * (columns * r + i)
+                a = fma(load(data, place), value, a)
+                b = fma(load(data, place + size * 8), value, b)
+                c = fma(load(data, place + size * 16), value, c)
+                d = fma(load(data, place + size * 24), value, d)
+            store(y, y_at + i, a)
+            store(y, y_at + i + 8, b)
+            store(y, y_at + i + 16, c)
+            store(y, y_at + i + 24, d)
+        for i in range(wide, columns, 8):
             sums = zero()
             for r in range(rows):
                 w = load(data, at + size * (columns * r + i))

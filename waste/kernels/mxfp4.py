@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._e2m1 import load_e2m1, splat_e8m0
+from ._e2m1 import load_e2m1, load_e8m0, splat_e8m0
 from ._grouped import multiply, widen_rows
 from ._jit import f32s2, i64, i64s, kernel, u8s
 
@@ -23,7 +23,7 @@ def product(
 ) -> None:
     """y[t, y_column + r] = Σ_i W[r, i]·x[t, i] for every token t and the rows first ≤ r < last."""
     multiply(
-        load_e2m1, splat_e8m0, BITS, GROUP, SCALE_BYTES,
+        load_e2m1, splat_e8m0, load_e8m0, BITS, GROUP, SCALE_BYTES,
         data, at, scale_at, columns, first, last, x, y, y_column,
     )  # fmt: skip
 

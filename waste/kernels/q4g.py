@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._f16 import splat_f16
+from ._f16 import load_f16_bytes, splat_f16
 from ._grouped import multiply, multiply_transposed, widen_rows
 from ._integers import load_i4
 from ._jit import f32s2, i64, kernel, u8s
@@ -22,7 +22,7 @@ def product(
 ) -> None:
     """y[t, y_column + r] = Σ_i W[r, i]·x[t, i] for every token t and the rows first ≤ r < last."""
     multiply(
-        load_i4, splat_f16, BITS, GROUP, SCALE_BYTES,
+        load_i4, splat_f16, load_f16_bytes, BITS, GROUP, SCALE_BYTES,
         data, at, scale_at, columns, first, last, x, y, y_column,
     )  # fmt: skip
 
