@@ -1,1 +1,1 @@
-"""Making model files: synthetic checkpoints in the published layout."""
+"""Making model files: containers, and synthetic models in both layouts."""

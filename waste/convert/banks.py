@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from waste.convert.codebooks import Codebooks, fit_codebooks
+from waste.convert.codebooks import Codebooks, fit_codebooks, pack_books
 from waste.convert.durable import OutputFile, move, write_file
 from waste.convert.experts import ExpertWeights, PackedEncoder, RecordEncoder, VectorEncoder, normalize
 from waste.convert.jobs import Jobs
@@ -16,7 +16,6 @@ from waste.convert.layout import ContainerLayout, bank_file
 from waste.convert.reading import ReadBuffer, SourceFiles
 from waste.convert.workspace import Workspace
 from waste.errors import WasteError
-from waste.io.codebooks import pack_header
 from waste.io.extents import Extent
 from waste.io.record import MATRICES, VECTOR
 from waste.io.source import Part
@@ -55,7 +54,7 @@ class BankConverter:
         else:
             fitted = dict(zip(MATRICES, self._jobs.map(self._fit, MATRICES), strict=True))
             encoder = VectorEncoder(form, self._jobs.check, self._layout.vectors, fitted)
-            books = self._pack(fitted, form.header.codebook_base)
+            books = pack_books(self._layout.vectors, fitted, form.header.codebook_base)
             write_file(self._workspace.codebooks_path(self._number), b"".join(books))
         return self._write_records(encoder) + [zlib.crc32(book) for book in books]
 
@@ -82,16 +81,6 @@ class BankConverter:
             output.close()
         move(partial, self._workspace.bank_path(self._number))
         return found
-
-    def _pack(self, fitted: dict[str, Codebooks], base: int) -> list[bytes]:
-        """Every codebook as it is stored, header included, by matrix and stage."""
-        form = self._layout.vectors
-        assert form is not None
-        return [
-            pack_header(base + position * form.stages + stage, form) + fitted[matrix].pack(stage)
-            for position, matrix in enumerate(MATRICES)
-            for stage in range(form.stages)
-        ]
 
     def _fit(self, matrix: str, buffer: ReadBuffer) -> Codebooks:
         options, form = self._layout.options, self._layout.vectors

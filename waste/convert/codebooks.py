@@ -5,12 +5,13 @@ Serial and in one fixed order, so that the same vectors and seed give the same b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from waste.io.record import VECTOR, VectorFormat
+from waste.io.codebooks import pack_header
+from waste.io.record import MATRICES, VECTOR, VectorFormat
 from waste.kernels.vq_encode import AT_ONCE, SCRATCH, assign
 
 Floats = npt.NDArray[np.float32]
@@ -32,6 +33,15 @@ class Codebooks:
         """The entries of one stage as they are stored."""
         entries = self.values.reshape(self.form.stages, -1)[stage]
         return bytes(entries.astype("<f2").data)
+
+
+def pack_books(form: VectorFormat, books: Mapping[str, Codebooks], base: int) -> list[bytes]:
+    """Every codebook of a bank as it is stored, header included, by matrix and stage; `base` is the first's number."""
+    return [
+        pack_header(base + position * form.stages + stage, form) + books[matrix].pack(stage)
+        for position, matrix in enumerate(MATRICES)
+        for stage in range(form.stages)
+    ]
 
 
 def negative_half_squares(values: Floats) -> Floats:

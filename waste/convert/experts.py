@@ -12,7 +12,7 @@ from waste.convert.codebooks import Codebooks
 from waste.convert.layout import INDEX_BLOCK
 from waste.convert.quantize import absolute_maximum, divide, half_scales, quantize_mxfp4
 from waste.errors import DamagedError
-from waste.io.record import HEADER_BYTES, MATRICES, MXFP4_GROUP, VECTOR, RecordForm, VectorFormat
+from waste.io.record import HEADER_BYTES, MATRICES, MXFP4_GROUP, VECTOR, RecordForm, RecordHeader, VectorFormat
 from waste.io.source import Part
 from waste.kernels import bf16, f32, mxfp4
 from waste.kernels.vq_encode import AT_ONCE, SCRATCH, encode
@@ -87,10 +87,7 @@ class RecordEncoder:
         record = np.zeros(self._form.header.record_bytes, np.uint8)
         for matrix in MATRICES:
             self._fill(record, matrix, weights)
-        header = self._form.header
-        record[:HEADER_BYTES] = np.frombuffer(
-            header.pack(index, zlib.crc32(record[HEADER_BYTES : header.end].data)), np.uint8
-        )
+        seal(record, self._form.header, index)
         return record
 
     def _fill(self, record: Bytes, matrix: str, weights: ExpertWeights) -> None:
@@ -144,6 +141,12 @@ class VectorEncoder(RecordEncoder):
             indices = np.empty((columns // VECTOR, padded, stages), np.uint8)
             encode(values, books.values, books.halves, stages, self._vectors.entries, scratch, indices)
             blocks[block, :, :count] = pack_indices(indices[:, :count], self._vectors)
+
+
+def seal(record: Bytes, header: RecordHeader, index: int) -> None:
+    """Put the header of record `index` in front of the payload that is there, with its CRC-32."""
+    checksum = zlib.crc32(record[HEADER_BYTES : header.end].data)
+    record[:HEADER_BYTES] = np.frombuffer(header.pack(index, checksum), np.uint8)
 
 
 def normalize(values: Floats) -> tuple[Floats, npt.NDArray[np.float16]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -241,6 +242,11 @@ class ContainerLayout:
         else:
             chosen = self.options.trunk
         return TRUNK_FORMATS[CODES[chosen]]
+
+
+def pack_manifest(manifest: Mapping[str, object]) -> bytes:
+    """The bytes of `manifest.json`."""
+    return json.dumps(manifest, ensure_ascii=False, indent=1).encode()
 
 
 def bank_file(number: int) -> str:

@@ -45,10 +45,20 @@ def _shown(value: object) -> str:
 
 def parse_options(*, experts: str, trunk: str, layers: str | None, sample: int, seed: int) -> ConvertOptions:
     """Options as they are given on a command line. Raises InputError naming the one that is wrong."""
-    for name, value, known in (("experts", experts, EXPERTS), ("trunk", trunk, TRUNKS)):
-        if value not in known:
-            raise InputError(f"--{name} is {value!r}, expected one of {', '.join(known)}")
-    return ConvertOptions(EXPERTS[experts], TRUNKS[trunk], _parse_layers(layers), sample, seed)
+    return ConvertOptions(
+        parse_format("--experts", experts, EXPERTS),
+        parse_format("--trunk", trunk, TRUNKS),
+        _parse_layers(layers),
+        sample,
+        seed,
+    )
+
+
+def parse_format(option: str, value: str, known: Mapping[str, str]) -> str:
+    """The format's name: what `known` has for `value`. Raises InputError naming the option."""
+    if value not in known:
+        raise InputError(f"{option} is {value!r}, expected one of {', '.join(known)}")
+    return known[value]
 
 
 def _parse_layers(text: str | None) -> int | None:

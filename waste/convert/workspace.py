@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from waste.convert.durable import locked, move, sync_folder, write_file, writing
-from waste.convert.layout import ContainerLayout, Unit, bank_file
+from waste.convert.layout import ContainerLayout, Unit, bank_file, pack_manifest
 from waste.convert.ledger import Ledger
 from waste.convert.options import ConvertOptions
 from waste.convert.saved_source import SavedSource
@@ -152,7 +152,7 @@ class Workspace:
             with writing(self.folder):
                 books = b"".join(self.codebooks_path(number).read_bytes() for number in layout.banks)
             write_file(self.out / CODEBOOKS_NAME, books)
-        write_file(self.manifest_path, json.dumps(manifest, ensure_ascii=False, indent=1).encode())
+        write_file(self.manifest_path, pack_manifest(manifest))
         self.remove_marks()
 
     def remove_marks(self) -> None:
