@@ -11,19 +11,20 @@ from typing import TypeVar, cast, get_args
 
 from waste.blueprint import COMPUTE_THREADS, Blueprint, draw
 from waste.errors import InputError
-from waste.footprint import RECORD_GAP, StepSizes
+from waste.footprint import COMPILER_BYTES, INTERPRETER_BYTES, RECORD_GAP, StepSizes
 from waste.generate import Generator
 from waste.io import backends
 from waste.io.arena import Arena
 from waste.io.extents import Placement, place
 from waste.io.files import DirectMode, FileSet
 from waste.kernels import KERNEL_SETS, KernelSet, load_kernels, prepare
-from waste.kernels.workers import Workers
+from waste.kernels.workers import Stage, Workers
 from waste.model.bundle import ModelBundle, load_bundle
 from waste.model.codebooks import CodebookTables
-from waste.model.compute import Compute
+from waste.model.compute import OTHER, Compute
 from waste.model.decoder import StepMemory
 from waste.model.experts import RecordUse
+from waste.model.lookahead import Lookahead
 from waste.model.scratch import Scratch
 from waste.model.state import SessionState, SparePool
 from waste.process import major_faults, usable_cores
@@ -114,7 +115,7 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
     stack.callback(workers.close)
     compute = Compute(workers)
     drawn = await _on_worker(compute, lambda _: draw(load_bundle(path), settings))
-    kernels = await _on_worker(compute, lambda check: _prepare_kernels(settings, drawn.bundle, progress, check))
+    kernels = await _on_worker(compute, lambda check: _prepare_kernels(settings, drawn, progress, check))
     backend = backends.create(settings.io_backend, queue_depth=settings.io_queue_depth, faults=settings.io_faults)
     files = FileSet(drawn.bundle.source.paths, direct=_direct_mode(settings.io_direct))
     queue = ReadQueue(queue_depth=settings.io_queue_depth, max_bytes_in_flight=BYTES_IN_FLIGHT)
@@ -153,10 +154,14 @@ def check_names(settings: Settings) -> None:
 
 
 def _check_what_nothing_makes(settings: Settings) -> None:
-    """The names that opening would otherwise notice late, or not at all: `none` is the only prefetch policy so far."""
+    """The names and numbers that opening would otherwise notice late, or not at all."""
     if settings.compute_kernels not in KERNEL_SETS:
         raise InputError(f"compute.kernels is {settings.compute_kernels!r}; expected one of {', '.join(KERNEL_SETS)}")
-    prefetch.create(settings.prefetch_policy)
+    prefetch.create(settings.prefetch_policy, width=settings.prefetch_width)
+    if settings.prefetch_depth != 1:
+        raise InputError(
+            f"prefetch.depth is {settings.prefetch_depth}; only the next layer, 1, can be looked at so far"
+        )
 
 
 async def _on_worker(compute: Compute, work: Callable[[Callable[[], None]], T]) -> T:
@@ -168,9 +173,9 @@ async def _on_worker(compute: Compute, work: Callable[[Callable[[], None]], T]) 
         if is_cancelled:
             raise asyncio.CancelledError
 
-    job = compute.start([lambda worker: results.append(work(check))])
+    job = compute.start([Stage(OTHER, [lambda worker: results.append(work(check))])])
     try:
-        await asyncio.wait([job])
+        await job.ended()
     except asyncio.CancelledError:
         is_cancelled = True
         raise
@@ -179,19 +184,25 @@ async def _on_worker(compute: Compute, work: Callable[[Callable[[], None]], T]) 
     return results[0]
 
 
-def _prepare_kernels(
-    settings: Settings, bundle: ModelBundle, progress: Progress, check: Callable[[], None]
-) -> KernelSet:
+def compiling_children(budget_bytes: int) -> int:
+    """How many processes may compile at once: one a core, as far as a budget holds them beside this one; at least one.
+
+    Nothing of the model is allocated while they run.
+    """
+    return max(1, min(usable_cores(), (budget_bytes - INTERPRETER_BYTES) // COMPILER_BYTES))
+
+
+def _prepare_kernels(settings: Settings, drawn: Blueprint, progress: Progress, check: Callable[[], None]) -> KernelSet:
     """The kernels for the formats that the model is stored in."""
     name = settings.compute_kernels
-    kernel_set = load_kernels(name).only(bundle.weight_formats())
+    kernel_set = load_kernels(name).only(drawn.bundle.weight_formats())
     total = len(list(kernel_set.kernels()))
 
     def report(done: int) -> None:
         check()
         progress("compiling kernels", done, total)
 
-    prepare(kernel_set, report)
+    prepare(kernel_set, report, children=compiling_children(drawn.plan.budget_bytes))
     return kernel_set
 
 
@@ -222,6 +233,8 @@ def _allocate(
         place=place_record,
     )
     stack.callback(experts.close)
+    ahead = prefetch.create(settings.prefetch_policy, width=settings.prefetch_width)
+    moe = drawn.bundle.config.moe
     embeddings = ExpertCache(
         scheduler,
         slots=sizes.tokens,
@@ -246,6 +259,7 @@ def _allocate(
         compute=compute,
         kernels=kernels,
         add_wait=scheduler.add_wait,
+        lookahead=Lookahead(ahead, experts, moe.top_k) if ahead.wants_guesses and moe is not None else None,
     )
 
 

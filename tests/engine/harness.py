@@ -98,6 +98,8 @@ def assert_same_bits(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> Non
 class Recorder(Tap):
     """Keeps copies of what passes: hidden [layers, N, H]; ids and weights [MoE layers, N, k]; step by step."""
 
+    sees_hidden = True
+
     def __init__(self) -> None:
         self._hidden: dict[int, list[FloatArray]] = {}
         self._ids: dict[int, list[IntArray]] = {}

@@ -60,7 +60,7 @@ async def test_computes_on_compute_threads_only(monkeypatch: pytest.MonkeyPatch)
         return call
 
     monkeypatch.setattr(
-        waste.opening, "prepare", lambda kernels, progress: prepare(load_kernels(kernels.name), progress)
+        waste.opening, "prepare", lambda kernels, progress, **how: prepare(load_kernels(kernels.name), progress, **how)
     )
     monkeypatch.setattr(waste.opening, "load_kernels", lambda name: watched(load_kernels(name), threads))
     monkeypatch.setattr(Sampler, "choose", noting(Sampler.choose))

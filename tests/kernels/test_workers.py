@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 
 import pytest
 
 from waste.errors import ClosedError
-from waste.kernels.workers import Workers
+from waste.kernels.workers import Done, Job, Stage, Workers
 
 TIMEOUT_S = 20
 
@@ -22,6 +22,11 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     yield workers
     workers.close()
     assert not compute_threads()
+
+
+def submit(workers: Workers, jobs: Sequence[Job], done: Done) -> None:
+    """One stage of jobs."""
+    workers.submit([Stage("test", jobs)], done)
 
 
 def compute_threads() -> list[str]:
@@ -53,7 +58,7 @@ def test_runs_every_job_once_and_then_done(workers: Workers) -> None:
         ran.append((number, index, threading.current_thread().name))
 
     ending = Ending()
-    workers.submit([lambda index, n=n: job(n, index) for n in range(20)], ending)
+    submit(workers, [lambda index, n=n: job(n, index) for n in range(20)], ending)
     assert ending.wait() is None
     assert sorted(number for number, _, _ in ran) == list(range(20))
     assert all(0 <= index < workers.threads and name == f"waste-compute-{index}" for _, index, name in ran)
@@ -64,7 +69,7 @@ def test_runs_every_job_once_and_then_done(workers: Workers) -> None:
 
 def test_done_waits_for_the_last_job() -> None:
     workers, gate, ending, quick = Workers(2), threading.Event(), Ending(), threading.Event()
-    workers.submit([lambda index: gate.wait(TIMEOUT_S), lambda index: quick.set()], ending)
+    submit(workers, [lambda index: gate.wait(TIMEOUT_S), lambda index: quick.set()], ending)
     assert quick.wait(TIMEOUT_S)
     assert ending.calls == []
     gate.set()
@@ -80,7 +85,7 @@ def test_jobs_run_side_by_side_each_with_its_own_index() -> None:
         together.wait(TIMEOUT_S)
         indices.append(index)
 
-    workers.submit([job] * 3, ending)
+    submit(workers, [job] * 3, ending)
     assert ending.wait() is None
     assert sorted(indices) == [0, 1, 2]
     workers.close()
@@ -88,7 +93,7 @@ def test_jobs_run_side_by_side_each_with_its_own_index() -> None:
 
 def test_without_jobs_done_is_called_at_once(workers: Workers) -> None:
     ending = Ending()
-    workers.submit([], ending)
+    submit(workers, [], ending)
     assert ending.calls == [None]
     assert ending.thread == threading.current_thread().name
 
@@ -103,8 +108,8 @@ def test_the_first_error_is_reported_after_all_jobs_have_run() -> None:
     def fail_later(index: int) -> None:
         raise ArithmeticError("second")
 
-    workers.submit([fail, fail_later, ran.append], ending)
-    workers.submit([ran.append], after)
+    submit(workers, [fail, fail_later, ran.append], ending)
+    submit(workers, [ran.append], after)
     assert str(ending.wait()) == "first"
     assert after.wait() is None
     workers.close()
@@ -115,9 +120,9 @@ def test_the_first_error_is_reported_after_all_jobs_have_run() -> None:
 def test_submissions_run_first_in_first_out() -> None:
     workers, order = Workers(1), SimpleQueue[int]()
     gate = threading.Event()
-    workers.submit([lambda index: gate.wait(TIMEOUT_S)], lambda error: order.put(-1))
+    submit(workers, [lambda index: gate.wait(TIMEOUT_S)], lambda error: order.put(-1))
     for number in range(10):
-        workers.submit([lambda index: None] * 3, lambda error, n=number: order.put(n))
+        submit(workers, [lambda index: None] * 3, lambda error, n=number: order.put(n))
     gate.set()
     assert [order.get(timeout=TIMEOUT_S) for _ in range(11)] == list(range(-1, 10))
     workers.close()
@@ -130,7 +135,7 @@ def test_done_may_submit_more(workers: Workers) -> None:
         if left == 0:
             ending(None)
         else:
-            workers.submit([lambda index: None] * 2, lambda error: step(left - 1))
+            submit(workers, [lambda index: None] * 2, lambda error: step(left - 1))
 
     step(50)
     assert ending.wait() is None
@@ -156,7 +161,7 @@ def test_when_done_is_called_no_thread_holds_a_job(workers: Workers, fails: bool
         ended.set()
 
     jobs = [job] * (1 if fails else 5)
-    workers.submit(jobs, done)
+    submit(workers, jobs, done)
     del buffer, job, jobs
     assert ended.wait(TIMEOUT_S)
     gc.collect()
@@ -171,8 +176,8 @@ def test_an_error_in_done_is_shown_and_the_thread_goes_on(monkeypatch: pytest.Mo
     def broken(error: BaseException | None) -> None:
         raise RuntimeError("the loop is closed")
 
-    workers.submit([lambda index: None], broken)
-    workers.submit([lambda index: None], ending)
+    submit(workers, [lambda index: None], broken)
+    submit(workers, [lambda index: None], ending)
     assert ending.wait() is None
     assert shown == ["the loop is closed"]
     workers.close()
@@ -181,7 +186,7 @@ def test_an_error_in_done_is_shown_and_the_thread_goes_on(monkeypatch: pytest.Mo
 def test_close_lets_submitted_jobs_finish_and_refuses_more() -> None:
     workers, gate, endings = Workers(2), threading.Event(), [Ending() for _ in range(5)]
     for ending in endings:
-        workers.submit([lambda index: gate.wait(TIMEOUT_S)] * 2, ending)
+        submit(workers, [lambda index: gate.wait(TIMEOUT_S)] * 2, ending)
     closer = threading.Thread(target=workers.close)
     closer.start()
     gate.set()
@@ -191,7 +196,7 @@ def test_close_lets_submitted_jobs_finish_and_refuses_more() -> None:
     workers.close()
     for jobs in ([], [lambda index: None]):
         with pytest.raises(ClosedError, match="compute threads were closed"):
-            workers.submit(jobs, endings[0])
+            submit(workers, jobs, endings[0])
     assert endings[0].calls == [None]
 
 
@@ -202,11 +207,11 @@ def test_many_submitters(workers: Workers) -> None:
     def job(index: int) -> None:
         counted[index] += 1
 
-    def submit(own: list[Ending]) -> None:
+    def submit_all(own: list[Ending]) -> None:
         for ending in own:
-            workers.submit([job] * 4, ending)
+            submit(workers, [job] * 4, ending)
 
-    submitters = [threading.Thread(target=submit, args=(endings[i::4],)) for i in range(4)]
+    submitters = [threading.Thread(target=submit_all, args=(endings[i::4],)) for i in range(4)]
     for thread in submitters:
         thread.start()
     for ending in endings:
@@ -227,7 +232,7 @@ def test_statistics_count_jobs_and_the_time_in_them() -> None:
         pause.wait(0.02)
         raise ArithmeticError
 
-    workers.submit([lambda index: pause.wait(0.02), fail], ending)
+    submit(workers, [lambda index: pause.wait(0.02), fail], ending)
     ending.wait()
     statistics = workers.statistics()
     assert (statistics.threads, statistics.jobs) == (2, 2)
@@ -238,3 +243,71 @@ def test_statistics_count_jobs_and_the_time_in_them() -> None:
 def test_no_threads_are_refused() -> None:
     with pytest.raises(ValueError, match="found 0, expected at least 1"):
         Workers(0)
+
+
+def test_a_stage_begins_when_the_one_before_has_ended(workers: Workers) -> None:
+    ending, order = Ending(), SimpleQueue[str]()
+
+    def job(name: str) -> Job:
+        return lambda index: order.put(name)
+
+    stages = [
+        Stage("a", [job("a")] * 3, then=lambda: order.put("then")),
+        Stage("none", []),
+        Stage("b", [job("b")] * 4),
+    ]
+    workers.submit(stages, ending)
+    assert ending.wait() is None
+    assert [order.get_nowait() for _ in range(8)] == ["a"] * 3 + ["then"] + ["b"] * 4
+    assert workers.statistics().busy_s_by_family.keys() == {"a", "b"}
+
+
+def test_after_an_error_no_stage_begins_but_its_own_ends_whole(workers: Workers) -> None:
+    ending, ran = Ending(), list[str]()
+
+    def fail(index: int) -> None:
+        raise ArithmeticError("broken")
+
+    own = [fail, lambda index: ran.append("own"), lambda index: ran.append("own")]
+    workers.submit(
+        [Stage("a", own, then=lambda: ran.append("then")), Stage("b", [lambda index: ran.append("b")])], ending
+    )
+    assert str(ending.wait()) == "broken"
+    workers.close()
+    assert ran == ["own", "own", "then"]
+
+
+def test_a_cancelled_batch_ends_with_the_stage_under_way(workers: Workers) -> None:
+    ending, gate, ran = Ending(), threading.Event(), list[str]()
+
+    def wait(index: int) -> None:
+        gate.wait(TIMEOUT_S)
+        ran.append("a")
+
+    batch = workers.submit([Stage("a", [wait, wait]), Stage("b", [lambda index: ran.append("b")])], ending)
+    batch.cancel()
+    gate.set()
+    assert ending.wait() is None
+    workers.close()
+    assert ran == ["a", "a"]
+
+
+def test_stages_that_begin_while_the_threads_close_are_finished(workers: Workers) -> None:
+    ending, gate, ran = Ending(), threading.Event(), list[int]()
+    workers.submit([Stage("a", [lambda index: gate.wait(TIMEOUT_S)])] + [Stage("b", [ran.append] * 5)] * 20, ending)
+    closer = threading.Thread(target=workers.close)
+    closer.start()
+    gate.set()
+    closer.join(TIMEOUT_S)
+    assert ending.calls == [None]
+    assert len(ran) == 100
+
+
+def test_a_watch_sees_every_job() -> None:
+    workers, ending, seen = Workers(2), Ending(), list[tuple[int, str, float, float]]()
+    workers.watch = lambda *job: seen.append(job)
+    workers.submit([Stage("a", [lambda index: None] * 3), Stage("b", [lambda index: None])], ending)
+    ending.wait()
+    workers.close()
+    assert [family for _, family, _, _ in seen] == ["a", "a", "a", "b"]
+    assert all(index in (0, 1) and began <= ended for index, _, began, ended in seen)

@@ -91,6 +91,11 @@ class Recorder(Tap):
         if self._hidden is not None:
             self._hidden.begin((config.num_hidden_layers, tokens, config.hidden_size))
 
+    @property
+    def sees_hidden(self) -> bool:  # type: ignore[override]
+        """See `Tap`."""
+        return self._hidden is not None
+
     def hidden(self, layer: int, x: FloatArray) -> None:
         if self._hidden is not None:
             # All rows of the steps before have been added when a step begins.

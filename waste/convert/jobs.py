@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Event
 from typing import TypeVar
 
 from waste.convert.reading import ReadBuffer
-from waste.kernels.workers import Workers
+from waste.kernels.workers import Job, Stage, Workers
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -69,7 +70,8 @@ class Jobs:
                 errors.append(error)
             ended.set()
 
-        self._workers.submit([lambda thread, at=at: run(at, thread) for at in range(len(items))], end)  # type: ignore[misc]
+        jobs: list[Job] = [partial(run, position) for position in range(len(items))]
+        self._workers.submit([Stage("convert", jobs)], end)
         while not ended.wait(_POLL_S):
             pass
         if errors:

@@ -84,10 +84,10 @@ def _temporary_cache() -> Path:
     return folder
 
 
-def ready_mark(formats: Iterable[str]) -> Path | None:
-    """A file that says that all kernels for these weight formats are in the cache; None without a cache."""
+def ready_mark(kernel: str) -> Path | None:
+    """A file that says that this kernel is in the cache; None without a cache."""
     folder = cache_folder()
-    return None if folder is None else folder / f"ready-{'-'.join(sorted(formats)).lower()}"
+    return None if folder is None else folder / f"ready-{kernel.lower()}"
 
 
 def folder_name(sources: Iterable[Path]) -> str:

@@ -1,39 +1,57 @@
-"""Getting the kernels ready: a child process compiles what the cache lacks, this one only loads.
+"""Getting the kernels ready: child processes compile what the cache lacks, this one only loads.
 
-A compiler's memory stays with its process long after it is done; the child's ends with it, before the engine
+A compiler's memory stays with its process long after it is done; the children's ends with them, before the engine
 allocates anything.
+
+numba keeps an index file for each function, and two processes that add to the same one at once can lose an entry. So
+every kernel is given to one child, the next that has nothing to do.
 """
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO
 
-from .kernel_set import KernelSet, load_kernels
+from .kernel_set import Kernel, KernelSet
 
 Progress = Callable[[int], None]
 _ROOT = str(Path(__file__).parents[2])
-_CHILD = (
-    f"import sys; sys.path.insert(0, {_ROOT!r}); from waste.kernels.compiling import fill_cache; "
-    "fill_cache(sys.argv[1:])"
-)
+_CHILD = f"import sys; sys.path.insert(0, {_ROOT!r}); from waste.kernels.compiling import serve; serve()"
+KERNELS_A_CHILD = 4
+"""A child takes longer to start than most kernels to compile: with fewer than these it would not pay."""
+_PAUSE_S = 0.05
 
 
-def prepare(kernel_set: KernelSet, progress: Progress = lambda done: None) -> None:
-    """Make every kernel callable; `progress(done)` again and again meanwhile, which may raise to call it off."""
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Kernels by what became of them: `present` in the cache before, `compiled` now, `missing` still.
+
+    children: processes that compiled.
+    """
+
+    present: int
+    compiled: int
+    missing: int
+    children: int
+
+
+def prepare(kernel_set: KernelSet, progress: Progress = lambda done: None, *, children: int = 1) -> None:
+    """Make every kernel callable; what the cache lacks is compiled by up to so many children at once.
+
+    `progress(done)` comes again and again meanwhile, and may raise to call it off.
+    """
     if kernel_set.name != "numba":
         return
-    from ._jit import compile_kernel, ready_mark
+    from ._jit import compile_kernel
 
-    mark = ready_mark(kernel_set.format_names)
-    if mark is not None and not mark.exists():
-        _compile_elsewhere(kernel_set.format_names, progress)
+    fill_cache(kernel_set.kernels(), progress, children=children)
     done = 0
     for kernel in kernel_set.kernels():
         progress(done)
@@ -42,54 +60,112 @@ def prepare(kernel_set: KernelSet, progress: Progress = lambda done: None) -> No
     progress(done)
 
 
-def _compile_elsewhere(formats: Sequence[str], progress: Progress) -> None:
-    """Fill the cache in a child process. If it fails, or cannot be started, this process compiles what is missing."""
+def fill_cache(kernels: Iterable[Kernel], progress: Progress = lambda done: None, *, children: int) -> Filled:
+    """Compile the kernels that the cache lacks, in up to so many child processes at once; this one loads nothing.
+
+    `progress(done)` counts distinct kernels that are in the cache; it may raise to call it off, which ends the
+    children. A kernel whose child fails, or cannot be started, is `missing`, as all are without a cache to fill.
+    """
+    names = list(dict.fromkeys(_name(kernel) for kernel in kernels))
+    lacking = [name for name in names if not _is_ready(name)]
+    present = len(names) - len(lacking)
+    if not lacking or _mark(lacking[0]) is None:
+        return Filled(present, 0, len(lacking), 0)
+    count = max(1, min(children, len(lacking) // KERNELS_A_CHILD))
+    # The last ones of a set, its products, take the longest: begun first, they leave nobody waiting at the end.
+    count = _compile_elsewhere(lacking[::-1], count, lambda done: progress(present + done))
+    missing = sum(not _is_ready(name) for name in lacking)
+    return Filled(present, len(lacking) - missing, missing, count)
+
+
+def _name(kernel: Kernel) -> str:
+    """Where a child finds the kernel: its module and its name there."""
+    return f"{kernel.__module__}.{kernel.__qualname__}"
+
+
+def _mark(name: str) -> Path | None:
+    """A file that says that this kernel is in the cache; None without a cache."""
+    from ._jit import ready_mark
+
+    return ready_mark(name)
+
+
+def _is_ready(name: str) -> bool:
+    mark = _mark(name)
+    return mark is not None and mark.exists()
+
+
+def _compile_elsewhere(names: Sequence[str], children: int, progress: Progress) -> int:
+    """Compile in child processes, the first name first; returns how many could be started."""
+    waiting: SimpleQueue[str] = SimpleQueue()
+    for name in names:
+        waiting.put(name)
+    compiled: list[str] = []
+    started: list[subprocess.Popen[str]] = []
+    threads: list[threading.Thread] = []
     try:
-        child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, *formats],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError:
-        return
-    lines: SimpleQueue[bytes | None] = SimpleQueue()
-    reader = threading.Thread(target=_pump, args=(child.stdout, lines), name="waste-compiling", daemon=True)
-    reader.start()
-    done = 0
-    line: bytes | None = b"0"
-    try:
-        while line is not None:
-            done = int(line) if line.strip().isdigit() else done
-            progress(done)
-            # Not a moment longer without `progress`: it may want to call this off while one kernel takes a second.
-            with suppress(Empty):
-                line = lines.get(timeout=0.05)
+        for number in range(children):
+            with suppress(OSError):
+                started.append(_start_child())
+                hand = threading.Thread(
+                    target=_hand_out,
+                    args=(started[-1], waiting, compiled),
+                    name=f"waste-compiling-{number}",
+                    daemon=True,
+                )
+                threads.append(hand)
+                hand.start()
+        for thread in threads:
+            while thread.is_alive():
+                # Not a moment longer without `progress`: it may want to call this off while a kernel takes a second.
+                progress(len(compiled))
+                thread.join(_PAUSE_S)
     except BaseException:
-        child.kill()
+        for child in started:
+            child.kill()
         raise
     finally:
-        child.wait()
-        reader.join()
+        for thread in threads:
+            thread.join()
+        for child in started:
+            child.wait()
+    progress(len(compiled))
+    return len(started)
 
 
-def _pump(stream: IO[bytes], lines: SimpleQueue[bytes | None]) -> None:
-    with stream:
-        for line in stream:
-            lines.put(line)
-    lines.put(None)
+def _start_child() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
 
 
-def fill_cache(formats: Sequence[str]) -> None:
-    """What the child does: compile what models in these weight formats need, and leave a mark when all is there.
+def _hand_out(child: subprocess.Popen[str], waiting: SimpleQueue[str], compiled: list[str]) -> None:
+    """Give a child one kernel after another, until there are none left or it is gone; then it ends."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with suppress(Empty, OSError), child.stdout, child.stdin:
+        while True:
+            name = waiting.get_nowait()
+            child.stdin.write(f"{name}\n")
+            child.stdin.flush()
+            if child.stdout.readline().strip() != name:
+                return
+            compiled.append(name)
 
-    It tells how far it is.
-    """
-    from ._jit import compile_kernel, ready_mark
 
-    for done, kernel in enumerate(load_kernels("numba").only(formats).kernels()):
-        print(done, flush=True)
-        compile_kernel(kernel)
-    mark = ready_mark(formats)
-    if mark is not None:
-        mark.touch()
+def serve() -> None:
+    """What a child does: compile the kernels whose names come in, mark each as ready, and say its name."""
+    from ._jit import compile_kernel
+
+    for line in sys.stdin:
+        name = line.strip()
+        module, _, function = name.rpartition(".")
+        compile_kernel(getattr(importlib.import_module(module), function))
+        mark = _mark(name)
+        if mark is not None:
+            mark.touch()
+        print(name, flush=True)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from waste.io.source import WeightSource
 from waste.kernels import KernelSet
-from waste.model.compute import Compute
+from waste.model.compute import Backlog, Compute
 from waste.model.config import ModelConfig
 from waste.model.embedding import EmbeddingTable
 from waste.model.experts import RecordUse
-from waste.model.layer import Layer, LayerRows
+from waste.model.layer import Layer
 from waste.model.layout import TrunkLayout, Use, trunk_tensor
+from waste.model.lookahead import Lookahead
+from waste.model.moe import MoeLayer
+from waste.model.next_router import NextRouter
 from waste.model.residual import Residuals
+from waste.model.rows import LayerRows
 from waste.model.scratch import FloatArray, Scratch, measure
 from waste.model.state import Chunk, Draft, SparePool, draft_batch
 from waste.model.step import Step, Tap
-from waste.model.trunk import TrunkWalk
+from waste.model.trunk import Target, TrunkWalk
 from waste.sched.cache import ExpertCache
 from waste.sched.ring import TrunkRing
 
@@ -42,6 +47,9 @@ class Decoder:
         for layer, is_kda in enumerate(config.layer_is_kda):
             self._layers.append(Layer(config, layer, counts[is_kda], source.tensors, source.banks))
             counts[is_kda] += 1
+        for before, after in pairwise(self._layers):
+            if isinstance(after.ffn, MoeLayer):
+                before.next_router = NextRouter(config, after.index, after.prefix, after.ffn, self._residuals)
 
     def uses(self) -> Iterator[Use]:
         """Every trunk tensor in walk order, the head last."""
@@ -58,7 +66,7 @@ class Decoder:
         """Scratch that a step of so many tokens and rows of logits takes."""
 
         # Layers of one make take the same.
-        makes = {(type(layer.attention), type(layer.ffn)): layer for layer in self._layers}
+        makes = {(type(at.attention), type(at.ffn), at.next_router is None): at for at in self._layers}
 
         def take(scratch: Scratch) -> None:
             self._take_rows(scratch, tokens)
@@ -89,7 +97,10 @@ class Decoder:
         Raises ReadError or DamagedError naming what could not be used; then, as when cancelled, all drafts are
         discarded and the memory is free for the next step.
         """
+        if memory.lookahead is not None:
+            memory.lookahead.begin()
         drafts = draft_batch(chunks, memory.spares)
+        backlog = Backlog(memory.compute)
         try:
             with (
                 memory.scratch.frame(),
@@ -97,6 +108,7 @@ class Decoder:
                     memory.layout,
                     memory.ring,
                     memory.compute,
+                    backlog,
                     memory.kernels,
                     memory.add_wait,
                     end=self._end(memory.layout, chunks),
@@ -104,14 +116,26 @@ class Decoder:
                 ) as walk,
             ):
                 tokens = drafts[-1].end
-                step = Step(tokens, drafts, walk, memory.compute, memory.kernels, memory.scratch, memory.records, tap)
+                step = Step(
+                    tokens,
+                    drafts,
+                    walk,
+                    memory.compute,
+                    backlog,
+                    memory.kernels,
+                    memory.scratch,
+                    memory.records,
+                    tap,
+                    memory.lookahead if tokens == len(chunks) else None,
+                )
                 rows = self._take_rows(memory.scratch, tokens)
                 ids = [token for chunk in chunks for token in chunk.ids]
                 with walk.waiting():
                     await self.embedding.read(memory.embeddings, memory.compute, memory.kernels, ids, rows.stream.sum)
                 for layer in self._layers:
                     await layer.forward(step, memory.experts, self._residuals, rows)
-                return Outcome(drafts, await self._logits(step, chunks, rows))
+                with backlog.part("head"):
+                    return Outcome(drafts, await self._logits(step, chunks, rows))
         except BaseException:
             for draft in drafts:
                 draft.discard()
@@ -130,6 +154,7 @@ class Decoder:
             [np.arange(draft.end - chunk.wanted, draft.end) for draft, chunk in zip(step.drafts, chunks, strict=True)]
         )
         if wanted.size == 0:
+            await step.backlog.run()
             return [np.empty((0, self.config.vocab_size), np.float32) for _ in chunks]
         seen = await self._residuals.read(step, rows.stream, self._out, rows.mixed)
         x, logits = self._take_head(step.scratch, wanted.size)
@@ -139,14 +164,15 @@ class Decoder:
             np.take(seen, wanted, axis=0, out=x, mode="clip")
             step.kernels.rms_norm(x, 0, x.shape[1], rows.weight, self.config.rms_norm_eps, x, 0, wanted.size)
 
-        await step.compute.run([normalize])
-        await step.walk.products(x, (self._head, logits, 0))
+        step.backlog.add([normalize])
+        await step.walk.products(Target(self._head, x, logits))
         copies: list[FloatArray] = []
 
         def copy(worker: int) -> None:
             copies.extend(np.array(part) for part in np.split(logits, np.cumsum([c.wanted for c in chunks])[:-1]))
 
-        await step.compute.run([copy])
+        step.backlog.add([copy])
+        await step.backlog.run()
         return copies
 
 
@@ -164,6 +190,7 @@ class StepMemory:
     compute: Compute
     kernels: KernelSet
     add_wait: Callable[[float], None]
+    lookahead: Lookahead | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import numpy as np
 from waste.errors import ReadError
 from waste.io.extents import Placement, place
 from waste.kernels import KernelSet
+from waste.kernels.workers import Stage
 from waste.model.compute import Compute
 from waste.model.layout import TrunkTensor
 from waste.model.scratch import FloatArray
@@ -55,6 +56,6 @@ class EmbeddingTable:
                     ready = await lease.wait()
                 except ReadError as error:
                     raise ReadError(f"embedding of token {error.key}: {error}", key=error.key) from error
-                await compute.run([partial(fill, *record) for record in ready])
+                await compute.run([Stage("embedding", [partial(fill, *record) for record in ready])])
                 for token, _, _ in ready:
                     lease.release(token)

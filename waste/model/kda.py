@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from waste.errors import ModelError
-from waste.model.compute import Job
+from waste.kernels.workers import Job
 from waste.model.config import KdaConfig, ModelConfig
 from waste.model.layout import Use
 from waste.model.scratch import FloatArray, Scratch
 from waste.model.state import Draft
 from waste.model.step import Step
+from waste.model.trunk import Target
 
 LANES = 8
 
@@ -88,33 +89,35 @@ class KdaLayer:
 
     async def forward(self, step: Step, x: FloatArray, y: FloatArray) -> None:
         """y = the layer's answer to x, both [N, H]."""
-        with step.scratch.frame():
+        with step.backlog.part("kda"), step.scratch.frame():
             b = self.take(step.scratch, step.tokens)
             await self._project(step, x, b)
             heads = [self._heads_job(step, b, *part) for part in step.compute.split(self._config.num_heads)]
-            try:
-                await step.compute.run(heads)
-            finally:
-                # Whatever comes of this step: the state now holds what it was owed.
-                for draft in step.drafts:
-                    draft.state.is_owed[self._index] = False
-            await step.walk.products(b.out, (self._prefix + "o_proj.weight", y, 0))
+            step.backlog.add(heads, then=lambda: self._paid(step))
+            await step.walk.products(Target(self._prefix + "o_proj.weight", b.out, y))
+
+    def _paid(self, step: Step) -> None:
+        """Whatever comes of this step: the states of this layer now hold what they were owed."""
+        for draft in step.drafts:
+            draft.state.is_owed[self._index] = False
 
     async def _project(self, step: Step, x: FloatArray, b: _Buffers) -> None:
         channels, prefix = self._config.channels, self._prefix
         full_rank = self._config.full_rank_gate
         await step.walk.products(
-            x,
-            (prefix + "q_proj.weight", b.projected, 0),
-            (prefix + "k_proj.weight", b.projected, channels),
-            (prefix + "v_proj.weight", b.projected, 2 * channels),
-            (prefix + "f_a_proj.weight", b.low_f, 0),
-            (prefix + "b_proj.weight", b.beta, 0),
-            (prefix + "g_proj.weight", b.gate, 0) if full_rank else (prefix + "g_a_proj.weight", b.low_g, 0),
+            Target(prefix + "q_proj.weight", x, b.projected, 0),
+            Target(prefix + "k_proj.weight", x, b.projected, channels),
+            Target(prefix + "v_proj.weight", x, b.projected, 2 * channels),
+            Target(prefix + "f_a_proj.weight", x, b.low_f),
+            Target(prefix + "b_proj.weight", x, b.beta),
+            Target(prefix + "g_proj.weight", x, b.gate)
+            if full_rank
+            else Target(prefix + "g_a_proj.weight", x, b.low_g),
         )
-        await step.walk.products(b.low_f, (prefix + "f_b_proj.weight", b.decay, 0))
+        expansions = [Target(prefix + "f_b_proj.weight", b.low_f, b.decay)]
         if not full_rank:
-            await step.walk.products(b.low_g, (prefix + "g_b_proj.weight", b.gate, 0))
+            expansions.append(Target(prefix + "g_b_proj.weight", b.low_g, b.gate))
+        await step.walk.products(*expansions)
         await step.walk.vectors(
             (prefix + "q_conv1d.weight", b.raw_taps[0]),
             (prefix + "k_conv1d.weight", b.raw_taps[1]),
@@ -123,9 +126,12 @@ class KdaLayer:
             (prefix + "dt_bias", b.dt_bias),
             (prefix + "o_norm.weight", b.norm),
         )
+        step.backlog.add([lambda worker: self._check_padding(b)])
+
+    def _check_padding(self, b: _Buffers) -> None:
         if b.a_log[self._config.num_heads :].any():
             raise ModelError(
-                f"{prefix}A_log holds values past its {self._config.num_heads} heads; expected zeros there: "
+                f"{self._prefix}A_log holds values past its {self._config.num_heads} heads; expected zeros there: "
                 "the checkpoint and linear_attn_config.num_heads disagree"
             )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from waste.io.source import Bank, TensorInfo
 from waste.model.config import ModelConfig
@@ -13,21 +12,12 @@ from waste.model.layout import Use
 from waste.model.mla import MlaLayer
 from waste.model.mlp import GatedMlp
 from waste.model.moe import MoeLayer
-from waste.model.residual import Residuals, Stream
+from waste.model.next_router import NextRouter
+from waste.model.residual import Residuals
+from waste.model.rows import LayerRows
 from waste.model.scratch import FloatArray, Scratch
 from waste.model.step import Step
 from waste.sched.cache import ExpertCache
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRows:
-    """Arrays that all layers of one step use in turn, for N tokens."""
-
-    stream: Stream
-    mixed: FloatArray  # [N, H]: what a part of the layer sees, before its norm
-    x: FloatArray  # [N, H]: after it
-    y: FloatArray  # [N, H]: the part's answer
-    weight: FloatArray  # [H]: the norm's
 
 
 class Layer:
@@ -50,6 +40,8 @@ class Layer:
             self.attention = KdaLayer(config, index, attention, math.prod(tensors[attention + "A_log"].shape))
         else:
             self.attention = MlaLayer(config, index, attention)
+        self.next_router: NextRouter | None = None
+        """The router of the layer after this one, if it has one."""
         self.ffn: MoeLayer | GatedMlp
         if config.moe is not None and config.is_moe(layer):
             prefix = self.prefix + "block_sparse_moe."
@@ -78,6 +70,8 @@ class Layer:
                 self.ffn.take(scratch, tokens, threads)
             else:
                 self.ffn.take(scratch, tokens)
+            if self.next_router is not None:
+                self.next_router.take(scratch, tokens)
 
     async def forward(self, step: Step, cache: ExpertCache, residuals: Residuals, rows: LayerRows) -> None:
         """Take the batch through the layer; the outcome is in the stream."""
@@ -86,17 +80,29 @@ class Layer:
         residuals.seal(stream, self.index)
         await self._norm(step, "input_layernorm.weight", seen, rows)
         await self.attention.forward(step, rows.x, rows.y)
-        await residuals.add(step, stream, rows.y)
+        residuals.add(step, stream, rows.y)
         seen = await residuals.read(step, stream, self.prefix + "mlp_res", rows.mixed)
         await self._norm(step, "post_attention_layernorm.weight", seen, rows)
         if isinstance(self.ffn, MoeLayer):
-            await self.ffn.forward(step, cache, rows.x, rows.y)
+            await self.ffn.forward(step, cache, rows.x, rows.y, lambda: self._half_done(step, residuals, rows))
+            residuals.add(step, stream, rows.y)
         else:
-            with step.scratch.frame():
+            with step.backlog.part("dense"), step.scratch.frame():
                 await self.ffn.forward(step, rows.x, self.ffn.take(step.scratch, step.tokens), rows.y)
-        await residuals.add(step, stream, rows.y)
-        step.tap.hidden(self.index, stream.sum)
+                self._half_done(step, residuals, rows)
+                if step.lookahead is not None:
+                    # A guess is worth its hand-off only as long as there is something to do before it is put to use.
+                    await step.backlog.run()
+        if step.tap.sees_hidden:
+            await step.backlog.run()
+            step.tap.hidden(self.index, stream.sum)
+
+    def _half_done(self, step: Step, residuals: Residuals, rows: LayerRows) -> None:
+        """`rows.y` is what of the feed-forward needs no routed expert: the stream gets it, then the guess is made."""
+        residuals.add(step, rows.stream, rows.y)
+        if self.next_router is not None and step.lookahead is not None:
+            self.next_router.guess(step, step.lookahead, residuals, rows)
 
     async def _norm(self, step: Step, name: str, seen: FloatArray, rows: LayerRows) -> None:
         await step.walk.vectors((self.prefix + name, rows.weight))
-        await step.rms_norm(seen, rows.weight, self._eps, rows.x)
+        step.rms_norm(seen, rows.weight, self._eps, rows.x)

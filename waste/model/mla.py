@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from waste.model.compute import Job
+from waste.kernels.workers import Job
 from waste.model.config import ModelConfig
 from waste.model.layout import Piece, Use
 from waste.model.scratch import FloatArray, Scratch
-from waste.model.step import Step
-from waste.model.trunk import Buffer
+from waste.model.step import SMALL, Step
+from waste.model.trunk import Buffer, Target
 
 INNER_EPS = 1e-6
 """Of the two low-rank norms: the released modules' default, whatever `rms_norm_eps` says."""
@@ -74,7 +74,7 @@ class MlaLayer:
 
     async def forward(self, step: Step, x: FloatArray, y: FloatArray) -> None:
         """y = the layer's answer to x, both [N, H]."""
-        with step.scratch.frame():
+        with step.backlog.part("mla"), step.scratch.frame():
             b = self.take(step.scratch, step.tokens, step.compute.threads)
             await self._project(step, x, b)
 
@@ -83,20 +83,22 @@ class MlaLayer:
 
             await step.walk.units(self._prefix + "kv_b_proj.weight", head)
             if self._config.output_gate:
-                parts = step.compute.split(b.out.shape[1], 8)
-                await step.compute.run([_gate_job(step, b, *part) for part in parts])
-            await step.walk.products(b.out, (self._prefix + "o_proj.weight", y, 0))
+                parts = step.compute.split(b.out.shape[1], 8, least=SMALL // step.tokens)
+                step.backlog.add([_gate_job(step, b, *part) for part in parts])
+            await step.walk.products(Target(self._prefix + "o_proj.weight", b.out, y))
 
     async def _project(self, step: Step, x: FloatArray, b: _Buffers) -> None:
         prefix, mla = self._prefix, self._config
         low_rank = mla.q_lora_rank is not None
         targets = [
-            (prefix + "q_a_proj.weight", b.low_query, 0) if low_rank else (prefix + "q_proj.weight", b.query, 0),
-            (prefix + "kv_a_proj_with_mqa.weight", b.latent, 0),
+            Target(prefix + "q_a_proj.weight", x, b.low_query)
+            if low_rank
+            else Target(prefix + "q_proj.weight", x, b.query),
+            Target(prefix + "kv_a_proj_with_mqa.weight", x, b.latent),
         ]
         if mla.output_gate:
-            targets.append((prefix + "g_proj.weight", b.gate, 0))
-        await step.walk.products(x, *targets)
+            targets.append(Target(prefix + "g_proj.weight", x, b.gate))
+        await step.walk.products(*targets)
         norms = [(prefix + "q_a_layernorm.weight", b.query_norm)] if low_rank else []
         await step.walk.vectors(*norms, (prefix + "kv_a_layernorm.weight", b.latent_norm))
 
@@ -106,10 +108,10 @@ class MlaLayer:
                 rms_norm(b.low_query, 0, b.low_query.shape[1], b.query_norm, INNER_EPS, b.low_query, first, last)
             rms_norm(b.latent, 0, mla.kv_lora_rank, b.latent_norm, INNER_EPS, b.latent, first, last)
 
-        await step.by_token(normalize)
-        await step.compute.run([lambda worker: self._remember(step, b)])
+        step.by_token(normalize)
+        step.backlog.add([lambda worker: self._remember(step, b)])
         if low_rank:
-            await step.walk.products(b.low_query, (prefix + "q_b_proj.weight", b.query, 0))
+            await step.walk.products(Target(prefix + "q_b_proj.weight", b.low_query, b.query))
 
     def _remember(self, step: Step, b: _Buffers) -> None:
         """Put the new rows behind each session's latents; nobody else sees them before the commit."""

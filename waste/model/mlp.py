@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from waste.model.compute import Job
+from waste.kernels.workers import Job
 from waste.model.config import Activation
 from waste.model.experts import activation_kind
 from waste.model.layout import Use
 from waste.model.scratch import FloatArray, Scratch
-from waste.model.step import Step
+from waste.model.step import SMALL, Step
+from waste.model.trunk import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,11 @@ class GatedMlp:
     async def forward(self, step: Step, x: FloatArray, b: MlpBuffers, y: FloatArray) -> None:
         """y = the MLP's answer to x, both [N, H]."""
         await step.walk.products(
-            x, (f"{self._prefix}gate_proj.weight", b.gate, 0), (f"{self._prefix}up_proj.weight", b.up, 0)
+            Target(f"{self._prefix}gate_proj.weight", x, b.gate), Target(f"{self._prefix}up_proj.weight", x, b.up)
         )
-        await step.compute.run([self._activate(step, b, *part) for part in step.compute.split(self._width, 8)])
-        await step.walk.products(b.gate, (f"{self._prefix}down_proj.weight", y, 0))
+        parts = step.compute.split(self._width, 8, least=SMALL // step.tokens)
+        step.backlog.add([self._activate(step, b, *part) for part in parts])
+        await step.walk.products(Target(f"{self._prefix}down_proj.weight", b.gate, y))
 
     def _activate(self, step: Step, b: MlpBuffers, first: int, last: int) -> Job:
         kind, beta = activation_kind(self._activation), self._activation.beta

@@ -61,8 +61,21 @@ class Residuals:
         if self._block is None or is_first:
             return stream.sum
         await step.walk.vectors((prefix + "_norm.weight", stream.norm), (prefix + "_proj.weight", stream.query))
+        return self._mix(step, stream, y)
+
+    def guess(self, step: Step, stream: Stream, prefix: str, y: FloatArray) -> FloatArray:
+        """What a layer further on would see if nothing were added to the stream before it; its tensors are in memory.
+
+        Whether that layer begins a block makes no difference: the sum is then the last of the saved ones.
+        """
+        if self._block is None:
+            return stream.sum
+        step.walk.vectors_ahead((prefix + "_norm.weight", stream.norm), (prefix + "_proj.weight", stream.query))
+        return self._mix(step, stream, y)
+
+    def _mix(self, step: Step, stream: Stream, y: FloatArray) -> FloatArray:
         count = stream.saved + (not stream.is_empty)
-        await step.by_token(
+        step.by_token(
             lambda first, last: step.kernels.mix_residuals(
                 stream.rows, count, stream.norm, stream.query, self._eps, y, first, last
             )
@@ -75,10 +88,10 @@ class Residuals:
             stream.saved += 1
             stream.is_empty = True
 
-    async def add(self, step: Step, stream: Stream, x: FloatArray) -> None:
+    def add(self, step: Step, stream: Stream, x: FloatArray) -> None:
         """sum += x."""
         if stream.is_empty:
-            await step.copy(x, stream.sum)
+            step.copy(x, stream.sum)
             stream.is_empty = False
         else:
-            await step.add(x, stream.sum)
+            step.add(x, stream.sum)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
 
@@ -12,7 +13,8 @@ import numpy.typing as npt
 
 from waste.errors import ReadError
 from waste.kernels import KernelSet
-from waste.model.compute import Compute, Job
+from waste.kernels.workers import Job
+from waste.model.compute import Backlog, Compute
 from waste.model.layout import Piece, TrunkLayout
 from waste.model.scratch import FloatArray
 from waste.sched.ring import TrunkRing
@@ -20,8 +22,23 @@ from waste.sched.ring import TrunkRing
 Buffer = npt.NDArray[np.uint8]
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """y[:, column + r] = W[r]·x for every row r of the matrix `name`.
+
+    x [tokens, ≥ columns] and y [tokens, ≥ column + rows], both float32 and C-contiguous.
+    """
+
+    name: str
+    x: FloatArray
+    y: FloatArray
+    column: int = 0
+
+
 class TrunkWalk:
-    """Holds one tile at a time. A context manager: leaving it, however, lets go of the tile.
+    """Holds one tile at a time, and adds what is to be done with it to the backlog.
+
+    A context manager: leaving it, however, lets go of the tile; by then the backlog has been run or thrown away.
 
     end: the walk uses no tile from this one on. reads_on: another walk is expected to follow.
 
@@ -33,6 +50,7 @@ class TrunkWalk:
         layout: TrunkLayout,
         ring: TrunkRing,
         compute: Compute,
+        backlog: Backlog,
         kernels: KernelSet,
         add_wait: Callable[[float], None],
         *,
@@ -42,6 +60,7 @@ class TrunkWalk:
         self._layout = layout
         self._ring = ring
         self._compute = compute
+        self._backlog = backlog
         self._kernels = kernels
         self._add_wait = add_wait
         self._end = end
@@ -63,6 +82,9 @@ class TrunkWalk:
         if tile < self._tile:
             raise RuntimeError(f"the walk is at tile {self._tile} and was asked to go back to tile {tile}")
         if self._data is None or tile != self._tile:
+            if self._data is not None and not self._ring.is_pinned(self._tile):
+                # Its place in memory is the next tile's as soon as it is let go of; a pinned one stays.
+                await self._backlog.run()
             self._let_go()
             self._tile = tile
             with self.waiting():
@@ -91,37 +113,48 @@ class TrunkWalk:
             self._ring.release(self._tile)
 
     async def vectors(self, *targets: tuple[str, FloatArray]) -> None:
-        """Widen whole tensors to float32 into 1-D arrays, which may be longer than the tensor."""
+        """Add: widen whole tensors to float32 into 1-D arrays, which may be longer than the tensor."""
         arrays = dict(targets)
+        await self._sweep(list(arrays), lambda data, pieces: self._widen(data, pieces, arrays))
 
-        def jobs(data: Buffer, pieces: list[Piece]) -> list[Job]:
-            def widen(worker: int) -> None:
-                for piece in pieces:
-                    tensor = piece.tensor
-                    row = arrays[tensor.name][: tensor.columns].reshape(1, tensor.columns)
-                    self._kernels.formats[tensor.format.name].widen(
-                        data, piece.at, piece.scale_at, tensor.columns, 1, row
-                    )
+    def _widen(self, data: Buffer, pieces: list[Piece], arrays: dict[str, FloatArray]) -> list[Job]:
+        def widen(worker: int) -> None:
+            for piece in pieces:
+                tensor = piece.tensor
+                row = arrays[tensor.name][: tensor.columns].reshape(1, tensor.columns)
+                self._kernels.formats[tensor.format.name].widen(data, piece.at, piece.scale_at, tensor.columns, 1, row)
 
-            return [widen]
+        return [widen]
 
-        await self._sweep(list(arrays), jobs)
+    async def products(self, *targets: Target) -> None:
+        """Add the products of tensors that follow each other in the walk; none of them needs another one's outcome."""
+        by_name = {target.name: target for target in targets}
+        await self._sweep(list(by_name), lambda data, pieces: self._shares(data, pieces, by_name))
 
-    async def products(self, x: FloatArray, *targets: tuple[str, FloatArray, int]) -> None:
-        """y[:, column + r] = W[r]·x for each (name, y, column); the tensors share the input and follow each other.
+    def has(self, names: Sequence[str]) -> bool:
+        """Whether all of these tensors, further on in the walk, stay in memory: then the `_ahead` methods take them."""
+        return all(self._ring.peek(tile) is not None for tile, _ in self._layout.groups(names))
 
-        x [tokens, ≥ columns], y [tokens, ≥ column + rows], both float32 and C-contiguous.
-        """
-        outputs = {name: (y, column) for name, y, column in targets}
+    def vectors_ahead(self, *targets: tuple[str, FloatArray]) -> None:
+        """As `vectors`, of tensors that the walk has not come to; it stays where it is."""
+        arrays = dict(targets)
+        self._reach(list(arrays), lambda data, pieces: self._widen(data, pieces, arrays))
 
-        def jobs(data: Buffer, pieces: list[Piece]) -> list[Job]:
-            return [self._share(data, pieces, outputs, x, part) for part in range(self._compute.threads)]
+    def products_ahead(self, *targets: Target) -> None:
+        """As `products`, of tensors that the walk has not come to; it stays where it is."""
+        by_name = {target.name: target for target in targets}
+        self._reach(list(by_name), lambda data, pieces: self._shares(data, pieces, by_name))
 
-        await self._sweep(list(outputs), jobs)
+    def _reach(self, names: Sequence[str], jobs: Callable[[Buffer, list[Piece]], list[Job]]) -> None:
+        for tile, pieces in self._layout.groups(names):
+            data = self._ring.peek(tile)
+            assert data is not None
+            self._backlog.add(jobs(data, pieces))
 
-    def _share(
-        self, data: Buffer, pieces: list[Piece], outputs: dict[str, tuple[FloatArray, int]], x: FloatArray, part: int
-    ) -> Job:
+    def _shares(self, data: Buffer, pieces: list[Piece], targets: dict[str, Target]) -> list[Job]:
+        return [self._share(data, pieces, targets, part) for part in range(self._compute.threads)]
+
+    def _share(self, data: Buffer, pieces: list[Piece], targets: dict[str, Target], part: int) -> Job:
         """One thread's rows of every piece."""
         threads = self._compute.threads
 
@@ -129,15 +162,15 @@ class TrunkWalk:
             for piece in pieces:
                 first, last = piece.count * part // threads, piece.count * (part + 1) // threads
                 if first < last:
-                    y, column = outputs[piece.tensor.name]
-                    product = self._kernels.formats[piece.tensor.format.name].product
-                    columns = piece.tensor.columns
-                    product(data, piece.at, piece.scale_at, columns, first, last, x, y, column + piece.first)
+                    target, tensor = targets[piece.tensor.name], piece.tensor
+                    product = self._kernels.formats[tensor.format.name].product
+                    column = target.column + piece.first
+                    product(data, piece.at, piece.scale_at, tensor.columns, first, last, target.x, target.y, column)
 
         return multiply
 
     async def units(self, name: str, job: Callable[[Buffer, Piece, int], Job]) -> None:
-        """Run `job(data, piece, unit)` for every unit of rows of a tensor, as its tiles come."""
+        """Add `job(data, piece, unit)` for every unit of rows of a tensor, as its tiles come."""
 
         def jobs(data: Buffer, pieces: list[Piece]) -> list[Job]:
             return [job(data, piece, unit) for piece in pieces for unit in range(piece.count // piece.tensor.unit)]
@@ -147,4 +180,4 @@ class TrunkWalk:
     async def _sweep(self, names: Sequence[str], jobs: Callable[[Buffer, list[Piece]], list[Job]]) -> None:
         for tile, pieces in self._layout.groups(names):
             data = await self.hold(tile)
-            await self._compute.run(jobs(data, pieces))
+            self._backlog.add(jobs(data, pieces))

@@ -7,7 +7,7 @@ without, a comfortable number of expert slots, then the trunk, then more experts
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from waste.errors import BudgetError
@@ -37,7 +37,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The split of a budget. parts: bytes by name, everything that is allocated; they sum to at most the budget."""
+    """The split of a budget. parts: bytes by name, everything that is allocated; they sum to at most the budget.
+
+    cut: sizes that were wished for, by name, and got less because the budget has no more.
+    """
 
     budget_bytes: int
     floor_bytes: int
@@ -46,6 +49,7 @@ class Plan:
     ring_slots: int
     expert_slots: int
     record_bytes: int
+    cut: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total_bytes(self) -> int:
@@ -89,7 +93,12 @@ def make_plan(demand: Demand, *, budget: int, floor: int, trunk: int | None = No
     parts["pinned"] = tiles.pinned(pinned)
     parts["ring"] = tiles.ring(pinned, ring)
     parts["experts"] = slots * record_bytes
-    return Plan(budget, floor, parts, pinned, ring, slots, record_bytes)
+    cut = {}
+    if trunk is not None and trunk > trunk_room and pinned < tiles.tiles:
+        cut["trunk"] = trunk
+    if experts is not None and slots < min(demand.records, wanted):
+        cut["experts"] = experts
+    return Plan(budget, floor, parts, pinned, ring, slots, record_bytes, cut)
 
 
 def _least_slots(demand: Demand) -> int:

@@ -24,9 +24,9 @@ class Registry(Generic[T]):
         self._package = package
         self._path = path
         self._setting = setting
-        self._factories: dict[str, Callable[[], T]] = {}
+        self._factories: dict[str, Callable[..., T]] = {}
 
-    def register(self, name: str, factory: Callable[[], T]) -> None:
+    def register(self, name: str, factory: Callable[..., T]) -> None:
         """Make a policy known."""
         self._factories[name] = factory
 
@@ -34,15 +34,15 @@ class Registry(Generic[T]):
         """Every policy there is, sorted."""
         return sorted(self._factories.keys() | self._module_names())
 
-    def create(self, name: str) -> T:
-        """A new policy. Raises InputError for an unknown name."""
+    def create(self, name: str, **options: object) -> T:
+        """A new policy, made with what all of its kind take. Raises InputError for an unknown name."""
         if name not in self._factories and name in self._module_names():
             import_module(f"{self._package}.{name}")
         if name not in self._factories:
             near = get_close_matches(name, self.names(), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InputError(f"unknown {self._setting} {name!r}; expected one of {', '.join(self.names())}{hint}")
-        return self._factories[name]()
+        return self._factories[name](**options)
 
     def _module_names(self) -> set[str]:
         return {module.name for module in pkgutil.iter_modules(self._path)} - {"base", "contract"}

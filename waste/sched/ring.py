@@ -105,6 +105,16 @@ class TrunkRing:
         """`pinned_bytes` + `ring_bytes`, as allocated."""
         return sum(arena.allocated_bytes for arena in self._arenas)
 
+    def is_pinned(self, index: int) -> bool:
+        """Whether the tile stays in memory, once read, whoever holds it."""
+        return index < self._pinned
+
+    def peek(self, index: int) -> npt.NDArray[np.uint8] | None:
+        """The bytes of a pinned tile that is there, as `acquire` would give them but without holding it; else None."""
+        if index >= self._pinned or self._table[index].state not in (RESIDENT, PINNED):
+            return None
+        return self._arrays[index][: self._tiles[index].buffer_bytes]
+
     def begin(self, *, end: int | None = None, reads_on: bool = True) -> None:
         """A walk begins at tile 0, wherever the last one ended or was aborted; failed tiles are tried again.
 

@@ -12,7 +12,10 @@ class NoPrefetch:
 
     wants_guesses = False
 
-    def choose(self, guesses: Sequence[Hashable]) -> Sequence[Hashable]:
+    def __init__(self, *, width: int | None) -> None:
+        pass
+
+    def choose(self, by_rank: Sequence[Sequence[Hashable]]) -> Sequence[Hashable]:
         """See `PrefetchPolicy.choose`."""
         return ()
 

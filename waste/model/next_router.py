@@ -1,0 +1,62 @@
+"""A layer's router asked early, with that layer's own eyes: its residual mixing, its norm, its gate."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+from waste.model.config import ModelConfig
+from waste.model.lookahead import Lookahead
+from waste.model.moe import MoeLayer
+from waste.model.residual import Residuals
+from waste.model.rows import LayerRows
+from waste.model.scratch import FloatArray, IntArray, Scratch
+from waste.model.step import Step
+from waste.model.trunk import Target
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """Arrays of one guess for N tokens and k experts a token."""
+
+    logits: FloatArray  # [N, experts, rounded up]
+    bias: FloatArray  # [experts]
+    ids: IntArray  # [N, k]
+    weights: FloatArray  # [N, k]
+
+
+class NextRouter:
+    """The router of layer `layer`, whose names begin with `prefix`, for whoever works on the layer before."""
+
+    def __init__(self, config: ModelConfig, layer: int, prefix: str, moe: MoeLayer, residuals: Residuals) -> None:
+        self._eps = config.rms_norm_eps
+        self._layer = layer
+        self._moe = moe
+        self._residual = prefix + "mlp_res"
+        self._norm = prefix + "post_attention_layernorm.weight"
+        mixing = [use.name for use in residuals.uses(self._residual)]
+        self._names = [*mixing, self._norm, moe.gate, moe.bias]
+
+    def take(self, scratch: Scratch, tokens: int) -> _Buffers:
+        logits, bias, ids, weights = self._moe.take_route(scratch, tokens)
+        return _Buffers(logits, bias, ids, weights)
+
+    def guess(self, step: Step, lookahead: Lookahead, residuals: Residuals, rows: LayerRows) -> None:
+        """Add the guess, made of the stream as it is by then, and hand it to `lookahead` when it is there.
+
+        Overwrites `mixed`, `weight` and `y` of the rows; the scratch's frame must stay open until the backlog has run.
+        Nothing happens where the router's tensors are not in memory: then the disk has enough to do.
+        """
+        if not step.walk.has(self._names):
+            return
+        b = self.take(step.scratch, step.tokens)
+        tell = partial(
+            asyncio.get_running_loop().call_soon_threadsafe, lookahead.guessed, self._layer, b.ids, b.weights
+        )
+        with step.backlog.part("lookahead"):
+            seen = residuals.guess(step, rows.stream, self._residual, rows.mixed)
+            step.walk.vectors_ahead((self._norm, rows.weight), (self._moe.bias, b.bias))
+            step.rms_norm(seen, rows.weight, self._eps, rows.y)
+            step.walk.products_ahead(Target(self._moe.gate, rows.y, b.logits))
+            self._moe.route(step, b.logits, b.bias, b.ids, b.weights, then=tell)
