@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import waste
-from waste.cli import convert, fetch, info, perplexity, plan, presets, run, synth, tokenize, verify
+from waste.cli import convert, doctor, fetch, info, perplexity, plan, presets, run, synth, tokenize, verify, warmup
 from waste.cli.eval import eval_
 from waste.cli.failures import report
 
@@ -25,6 +25,8 @@ app.command("detokenize")(tokenize.detokenize)
 app.command("info")(info.info)
 app.command("plan")(plan.plan)
 app.command("presets")(presets.presets)
+app.command("doctor")(doctor.doctor)
+app.command("warmup")(warmup.warmup)
 app.command("synth")(synth.synth)
 app.command("convert")(convert.convert)
 app.command("verify")(verify.verify)
