@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from time import thread_time
 from typing import TypeVar, cast, get_args
 
 from waste.blueprint import COMPUTE_THREADS, Blueprint, draw
@@ -35,7 +36,7 @@ from waste.sched.queue import ReadQueue
 from waste.sched.ring import TrunkRing
 from waste.sched.scheduler import ReadScheduler
 from waste.settings import MIB, Settings
-from waste.stats import EngineStatistics
+from waste.stats import EngineStatistics, LayerRecall
 from waste.step_loop import StepLoop
 
 Progress = Callable[[str, int, int], None]
@@ -56,8 +57,8 @@ class Opened:
     workers: Workers
     files: FileSet
     backend: str
-    opening_s: float
-    """Seconds the compute threads spent on opening: tables and kernels, not the model."""
+    opening_loop_s: float
+    """Processor seconds the loop's thread had used when the model was open."""
 
     faults_before: int
 
@@ -85,6 +86,7 @@ class Opened:
     def statistics(self, *, peak_rss_bytes: int, sessions_open: int) -> EngineStatistics:
         reads = self.scheduler.statistics()
         experts = self.memory.experts.statistics()
+        parts = {part: seconds for part, seconds in self.workers.statistics().busy_s_by_family.items() if part != OTHER}
         return EngineStatistics(
             steps=self.loop.steps,
             tokens=self.loop.tokens,
@@ -94,15 +96,27 @@ class Opened:
             expert_misses=experts.misses,
             lookahead_issued=experts.lookahead_issued,
             lookahead_used=experts.lookahead_used,
+            lookahead_wasted_bytes=experts.lookahead_bytes - experts.lookahead_used_bytes,
+            lookahead_recall=self._recall(),
             io_wait_s=reads.io_wait_s,
-            compute_s=self.workers.statistics().busy_s - self.opening_s,
-            loop_us_per_read=reads.loop_us_per_read,
+            compute_s=sum(parts.values()),
+            compute_s_by_part=parts,
+            loop_s=thread_time() - self.opening_loop_s,
+            loop_us_per_read=reads.loop_s * 1e6 / max(1, reads.completed + experts.hits),
             peak_rss_bytes=peak_rss_bytes,
             ram_budget_bytes=self.plan.budget_bytes,
             direct_io=self.files.direct_obtained,
             backend=self.backend,
             sessions_open=sessions_open,
         )
+
+    def _recall(self) -> dict[int, LayerRecall]:
+        if self.memory.lookahead is None:
+            return {}
+        return {
+            layer: LayerRecall(found.tokens, tuple(hits / found.tokens for hits in found.hits))
+            for layer, found in self.memory.lookahead.recall().items()
+        }
 
 
 async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings, progress: Progress) -> Opened:
@@ -140,7 +154,7 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
         workers=workers,
         files=files,
         backend=backends.resolve(settings.io_backend),
-        opening_s=workers.statistics().busy_s,
+        opening_loop_s=thread_time(),
         faults_before=major_faults(),
     )
 

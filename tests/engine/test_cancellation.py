@@ -180,7 +180,7 @@ class TestCancelEverywhere:
 
     @pytest.mark.parametrize("chunk", [1, 6], ids=["decode", "prompt"])
     async def test_exact_after_any_job(self, chunk: int) -> None:
-        """The same, cancelled when the k-th piece of work has been done on a compute thread: no further stage begins."""
+        """The same, cancelled when the k-th piece of work is done on a compute thread: no further stage begins."""
         history, part = IDS[:10], IDS[10 : 10 + chunk]
         async with open_model("tiny-k3") as engine, engine.session() as session:
             expected = await logits_in_chunks(engine, IDS, 64)

@@ -43,7 +43,7 @@ class CacheStatistics:
 
     Each key of a lease is a hit (its bytes were there), joined (a read for it was under way) or a miss.
     lookahead_issued: reads that went to the device ahead of any lease; lookahead_used: how many of those a lease
-    asked for before they were evicted.
+    asked for before they were evicted. lookahead_bytes, lookahead_used_bytes: of the same, as they lie in memory.
     """
 
     slots: int
@@ -60,6 +60,8 @@ class CacheStatistics:
     evictions: int
     lookahead_issued: int
     lookahead_used: int
+    lookahead_bytes: int
+    lookahead_used_bytes: int
 
 
 class Residency:
@@ -84,6 +86,7 @@ class Residency:
         self._unasked: OrderedDict[Record, None] = OrderedDict()
         self._hits = self._joined = self._misses = self._evictions = 0
         self._lookahead_issued = self._lookahead_used = 0
+        self._lookahead_bytes = self._lookahead_used_bytes = 0
 
     def claim(self, keys: Sequence[Hashable], priority: Priority) -> tuple[Claim, Actions]:
         """Pin what is there, join what comes, and start as many of the rest as slots allow, sorted on disk.
@@ -202,7 +205,10 @@ class Residency:
         """The device was asked for the slot's read."""
         self._table.move(record, READING)
         self._unasked.pop(record, None)
-        self._lookahead_issued += record.is_lookahead
+        if record.is_lookahead:
+            assert record.placement is not None
+            self._lookahead_issued += 1
+            self._lookahead_bytes += record.placement.buffer_bytes
 
     def finished(self, record: Record, error: WasteError | None) -> Actions:
         """The slot's read has returned, or failed: then its claims fail with `error` and the slot is free."""
@@ -244,6 +250,8 @@ class Residency:
             evictions=self._evictions,
             lookahead_issued=self._lookahead_issued,
             lookahead_used=self._lookahead_used,
+            lookahead_bytes=self._lookahead_bytes,
+            lookahead_used_bytes=self._lookahead_used_bytes,
         )
 
     def check_integrity(self) -> None:
@@ -300,7 +308,10 @@ class Residency:
         if record.is_lookahead:
             record.is_lookahead = False
             self._unasked.pop(record, None)
-            self._lookahead_used += record.state is not QUEUED
+            if record.state is not QUEUED:
+                assert record.placement is not None
+                self._lookahead_used += 1
+                self._lookahead_used_bytes += record.placement.buffer_bytes
 
     def _fill(self, actions: Actions) -> None:
         """Give slots to claims that are short of them, as long as there are any."""

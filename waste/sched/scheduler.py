@@ -22,15 +22,14 @@ class SchedulerStatistics:
     """Since the start. `queue` counts reads and bytes, and has the peaks in flight.
 
     completed, failed: reads the device returned. batches: wake-ups they came in.
-    loop_us_per_read: microseconds of the event loop's time per completed read, bookkeeping of everyone who
-    submits in a `batch()` included. io_wait_s: seconds that callers reported with `add_wait`.
+    loop_s: seconds of the event loop's time, bookkeeping of everyone who submits in a `batch()` included. io_wait_s: seconds that callers reported with `add_wait`.
     """
 
     queue: QueueStatistics
     completed: int
     failed: int
     batches: int
-    loop_us_per_read: float
+    loop_s: float
     io_wait_s: float
 
     @property
@@ -152,7 +151,7 @@ class ReadScheduler:
             completed=self._completed,
             failed=self._failed,
             batches=self._batches,
-            loop_us_per_read=self._batch.seconds * 1e6 / max(1, self._completed),
+            loop_s=self._batch.seconds,
             io_wait_s=self._io_wait_s,
         )
 
