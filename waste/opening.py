@@ -16,8 +16,9 @@ from waste.footprint import COMPILER_BYTES, INTERPRETER_BYTES, RECORD_GAP, StepS
 from waste.generate import Generator
 from waste.io import backends
 from waste.io.arena import Arena
-from waste.io.extents import Placement, place
+from waste.io.extents import Placement
 from waste.io.files import DirectMode, FileSet
+from waste.io.record_places import RecordPlaces
 from waste.kernels import KERNEL_SETS, KernelSet, load_kernels, prepare
 from waste.kernels.workers import Stage, Workers
 from waste.model.bundle import ModelBundle, load_bundle
@@ -38,6 +39,7 @@ from waste.sched.scheduler import ReadScheduler
 from waste.settings import MIB, Settings
 from waste.stats import EngineStatistics, LayerRecall
 from waste.step_loop import StepLoop
+from waste.timeline import Timeline
 
 Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
@@ -79,6 +81,12 @@ class Opened:
     def plan(self) -> Plan:
         return self.drawn.plan
 
+    def watch(self, timeline: Timeline | None) -> None:
+        """Have everything recorded from now on; None: nothing any more."""
+        self.workers.watch = None if timeline is None else timeline.job
+        self.scheduler.watch = timeline
+        self.drawn.decoder.watch = None if timeline is None else timeline.walk
+
     def new_state(self) -> SessionState:
         """Memory for one more session."""
         return SessionState(self.drawn.shape)
@@ -119,14 +127,20 @@ class Opened:
         }
 
 
-async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings, progress: Progress) -> Opened:
+async def open_model(
+    stack: AsyncExitStack, path: str | Path, settings: Settings, progress: Progress, timeline: Timeline | None
+) -> Opened:
     """Open; what `stack` is given to close closes in the right order, also when this fails half way.
+
+    timeline: records the opening's own reads and jobs, too.
 
     Raises InputError, ModelError, UnsupportedError, BudgetError or ReadError.
     """
     _check_what_nothing_makes(settings)
     workers = Workers(settings.compute_threads or min(usable_cores(), COMPUTE_THREADS))
     stack.callback(workers.close)
+    if timeline is not None:
+        workers.watch = timeline.job
     compute = Compute(workers)
     drawn = await _on_worker(compute, lambda _: draw(load_bundle(path), settings))
     kernels = await _on_worker(compute, lambda check: _prepare_kernels(settings, drawn, progress, check))
@@ -134,6 +148,7 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
     files = FileSet(drawn.bundle.source.paths, direct=_direct_mode(settings.io_direct))
     queue = ReadQueue(queue_depth=settings.io_queue_depth, max_bytes_in_flight=BYTES_IN_FLIGHT)
     scheduler = ReadScheduler(backend, queue)
+    scheduler.watch = timeline
     stack.push_async_callback(scheduler.close)
     await scheduler.start(files)
     tables = CodebookTables(drawn.bundle.source, drawn.decoder.align, verify=settings.verify)
@@ -145,7 +160,7 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
     group = await stack.enter_async_context(asyncio.TaskGroup())
     loop.start(group)
     generator = Generator(loop, compute, kernels, drawn.bundle.tokenizer, sizes.chunk)
-    return Opened(
+    opened = Opened(
         drawn=drawn,
         loop=loop,
         generator=generator,
@@ -157,6 +172,8 @@ async def open_model(stack: AsyncExitStack, path: str | Path, settings: Settings
         opening_loop_s=thread_time(),
         faults_before=major_faults(),
     )
+    opened.watch(timeline)
+    return opened
 
 
 def check_names(settings: Settings) -> None:
@@ -233,9 +250,11 @@ def _allocate(
     source, layout, plan, sizes = drawn.bundle.source, drawn.layout, drawn.plan, drawn.sizes
     align, embedding = drawn.decoder.align, drawn.decoder.embedding
 
+    places = RecordPlaces(source, align=align, max_gap=RECORD_GAP)
+
     def place_record(key: Hashable) -> Placement:
         assert isinstance(key, tuple)
-        return place(source.record(*key), align=align, max_gap=RECORD_GAP)
+        return places(*key)
 
     ring = TrunkRing(scheduler, layout.placements, pinned=plan.pinned_tiles, slots=plan.ring_slots)
     stack.callback(ring.close)

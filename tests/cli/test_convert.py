@@ -11,6 +11,7 @@ import pytest
 from tests.cli.commands import GOLDEN, Call, assert_one_line, finish, start
 from tests.cli.test_interrupt import telling
 from tests.convert.conversions import contents
+from waste.convert.options import parse_options
 
 QUICK = ("--layers", "0-1", "--experts", "vq2r", "--sample", "2")
 
@@ -34,9 +35,30 @@ def test_wrong_options(call: Call, tmp_path: Path) -> None:
     assert_one_line(call("convert", "demo", out, "--experts", "q4"), 2, "--experts", "vq3r")
     assert_one_line(call("convert", "demo", out, "--reclaim", "off"), 2, "dry or on")
     assert_one_line(call("convert", "demo", out, "--layers", "2"), 2, "0-N")
+    assert_one_line(call("convert", "demo", ""), 2, "OUT is empty")
+    assert_one_line(call("convert", "", out), 2, "SRC is empty")
     (tmp_path / "empty").mkdir()
     assert_one_line(call("convert", str(tmp_path / "empty"), out), 2, "empty folder")
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_it_says_what_came_of_the_options(call: Call, tmp_path: Path) -> None:
+    """A model so small that none of its trunk is quantized is not called lossy for the option."""
+    out = str(tmp_path / "c")
+    options = (str(GOLDEN / "tiny-k3"), out, "--experts", "mxfp4", "--trunk", "q8g", "--layers", "0-1")
+    assert "MXFP4 experts, F32 trunk, lossless" in call("convert", *options).out
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "experts-L1.bin").mkdir()
+    told = call("convert", "demo", str(tmp_path / "d"), "--force")
+    assert_one_line(told, 2, "experts-L1.bin is a folder, which no part of a container is")
+
+
+def test_other_options_are_shown_as_they_are_typed() -> None:
+    plain = parse_options(experts="vq3r", trunk="q8g", layers="0-3", sample=4, seed=0)
+    assert plain.difference(plain.as_dict() | {"layers": None}) == "--layers was all and is now 0-3"
+    assert plain.difference(plain.as_dict() | {"layers": 12}) == "--layers was 0-11 and is now 0-3"
+    assert plain.difference(plain.as_dict() | {"trunk": "Q4G"}) == "--trunk was q4g and is now q8g"
+    assert "\x1b" not in str(plain.difference(plain.as_dict() | {"trunk": "\x1b[31m"}))
 
 
 @pytest.mark.parametrize("model", ["demo", str(GOLDEN / "tiny-k3")], ids=["demo", "tiny-k3"])

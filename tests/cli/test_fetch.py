@@ -68,6 +68,13 @@ def test_who_cannot_be_asked(call: Call, hub: HubServer, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_no_name_or_address(tmp_path: Path, call: Call) -> None:
+    assert_one_line(call("fetch", REPO, ""), 2, "DEST is empty")
+    for endpoint in ("http://[bad", "http://a:99999"):
+        process = start("fetch", REPO, str(tmp_path / "m"), env=environment(tmp_path / "home", endpoint))
+        assert_one_line(finish(process), 2, "HF_ENDPOINT", endpoint)
+
+
 def test_without_the_library(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     monkeypatch.delitem(sys.modules, "waste.convert.hub", raising=False)

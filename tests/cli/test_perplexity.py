@@ -83,7 +83,7 @@ def test_bad_ids_are_refused_in_one_line(
         (["demo", "/dev/null"], ("nothing to predict",)),
         (["demo", "x", "--limit", "0"], ("--limit",)),
         (["demo", "x", "--max-tokens", "1"], ("--max-tokens",)),
-        ([MODEL, str(Path(__file__))], ("no tokenizer",)),
+        ([MODEL, str(Path(__file__))], ("no tokenizer", "--ids-file")),
     ],
 )
 def test_bad_requests_are_refused_in_one_line(arguments: list[str], words: tuple[str, ...], call: Call) -> None:

@@ -85,7 +85,9 @@ def demo_rows() -> Floats:
     return (rows / np.abs(rows).max(1)[:, None]).astype(np.float32)
 
 
-@pytest.mark.parametrize(("data", "name"), [("gaussian", "VQ2R"), ("demo", "VQ4P")])
+@pytest.mark.parametrize(
+    ("data", "name"), [("gaussian", "VQ2R"), ("gaussian", "VQ3R"), ("demo", "VQ3R"), ("demo", "VQ4P")]
+)
 def test_as_good_as_full_batch_k_means(data: str, name: str) -> None:
     form = VECTOR_FORMATS[name]
     gaussian = np.random.default_rng(2).standard_normal((1024, 64)).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import namedtuple
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.convert.hub_server import COMMIT, REPO, UNWANTED, Fault, HubServer, checkpoint_files, environment, serving
-from waste.convert.fetch import FETCHING, MAX_FAILURES, Fetched, Fetcher, PartFile
+from waste.convert.fetch import FETCHING, MAX_FAILURES, Fetched, Fetcher, PartFile, open_hub
 from waste.convert.jobs import StoppedError
 from waste.errors import DamagedError, InputError, ModelError, UnsupportedError, WasteError
 from waste.io.container import Container
@@ -220,6 +221,45 @@ def test_parts_of_another_commit_are_dropped(hub: HubServer, tmp_path: Path) -> 
     (parts / f"{SHARD}.0123456789abcdef.part").write_bytes(b"old")
     fetch(hub, tmp_path / "m")
     assert contents(tmp_path / "m") == checkpoint_files()
+
+
+@pytest.mark.parametrize("name", ["mydoc.txt", "mydoc.part", f"{SHARD}.part"])
+def test_what_no_fetch_left_in_its_folder_is_kept(hub: HubServer, tmp_path: Path, name: str) -> None:
+    mine = tmp_path / "m" / FETCHING / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(InputError, match=rf"FETCHING holds {name}, which no fetch left there"):
+        fetch(hub, tmp_path / "m")
+    assert contents(tmp_path / "m") == {f"{FETCHING}/{name}": b"mine"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links are made as POSIX does")
+def test_nothing_outside_goes_through_a_link(hub: HubServer, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "lock").write_text("mine")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / FETCHING).symlink_to(precious)
+    with pytest.raises(InputError, match="FETCHING is no folder of its own"):
+        fetch(hub, tmp_path / "m")
+    (tmp_path / "m" / FETCHING).unlink()
+    (tmp_path / "m" / FETCHING).mkdir()
+    (tmp_path / "m" / FETCHING / f"{SHARD}.0123456789abcdef.part").symlink_to(precious / "lock")
+    with pytest.raises(InputError, match="FETCHING holds model-"):
+        fetch(hub, tmp_path / "m")
+    assert (precious / "lock").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["foo", "http://[bad", "http://a:99999", "http://a:b", "http://", "ftp://a", "http://x y", "http://a\n"]
+)
+def test_an_endpoint_that_is_no_address(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(InputError, match=r"HF_ENDPOINT is .*, expected an address"):
+        open_hub(REPO, None)
+    for good in ("", "http://127.0.0.1:9", "https://huggingface.co/"):
+        monkeypatch.setenv("HF_ENDPOINT", good)
+        open_hub(REPO, None)
 
 
 def test_a_silent_hub_is_asked_again(hub: HubServer, tmp_path: Path) -> None:

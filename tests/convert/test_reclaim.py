@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.convert.conversions import DEMO, contents, convert
+from waste.convert.inventory import UNFINISHED
 from waste.convert.layout import ContainerLayout
 from waste.convert.options import ConvertOptions
 from waste.convert.reclaim import last_uses, room_needed
 from waste.convert.saved_source import SavedSource
-from waste.convert.workspace import UNFINISHED
 from waste.errors import InputError
 from waste.io.source import open_source
 

@@ -38,13 +38,16 @@ def convert(
         str | None,
         typer.Option("--reclaim", metavar="dry|on", help="Name, or delete, each shard of SRC when it is used up."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what OUT holds of another conversion.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove what OUT holds of another container, and begin anew.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> Callable[[], None]:
     """Convert a checkpoint into a container.
 
     The same options give the same bytes, however many jobs. A conversion that was interrupted goes on where it stopped
-    when the same command is given again; until the end OUT holds a folder called UNFINISHED, and no manifest.
+    when the same command is given again; until the end OUT holds a folder called UNFINISHED, and no manifest. Anything
+    else in OUT is refused; with --force the files of another container or conversion make way, and nothing else does.
     """
 
     def work() -> None:
@@ -58,6 +61,9 @@ def convert(
         from waste.model.bundle import model_path
         from waste.process import usable_cores
 
+        for name, given in (("SRC", source), ("OUT", out)):
+            if not given:
+                raise InputError(f"{name} is empty; expected a folder's name, such as . for this one")
         if reclaim is not None and reclaim not in MODES:
             raise InputError(f"--reclaim is {reclaim!r}, expected {' or '.join(MODES)}")
         converter = Converter(
@@ -77,7 +83,8 @@ def convert(
                     done = converter.run()
             except StoppedError:
                 progress.clear()
-                print("waste: interrupted; the same command goes on where this one stopped", file=sys.stderr)
+                command = "the same command without --force" if force else "the same command"
+                print(f"waste: interrupted; {command} goes on where this one stopped", file=sys.stderr)
                 raise KeyboardInterrupt from None
         found = _describe(done, out)
         if as_json:
@@ -94,7 +101,7 @@ def _describe(done: Conversion, out: str) -> dict[str, Any]:
         "out": out,
         "bytes": layout.total_bytes,
         "experts": layout.options.experts if layout.banks else None,
-        "trunk": layout.options.trunk,
+        "trunk": "/".join(layout.trunk_formats),
         "layers": layout.config.num_hidden_layers,
         "lossless": layout.is_lossless,
         "seconds": round(done.seconds, 3),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from waste.cli.options import JsonOption
+from waste.errors import InputError
 
 if TYPE_CHECKING:
     from waste.convert.fetch import Fetched
@@ -25,9 +26,10 @@ def fetch(
 ) -> Callable[[], None]:
     """Fetch a checkpoint or a container from a Hugging Face hub, only what is needed to run it.
 
-    Sizes and hashes are compared with the hub's, also of what DEST holds; what differs is fetched and replaced. A fetch
-    that was interrupted goes on where it stopped when the same command is given again; until the end DEST holds a
-    folder called FETCHING. HF_ENDPOINT and HF_TOKEN are respected.
+    Only files in the repository's root folder are looked at. Sizes and hashes are compared with the hub's, also of what
+    DEST holds; what differs is fetched and replaced. A fetch that was interrupted goes on where it stopped when the
+    same command is given again, after reading all that is there to compare it; until the end DEST holds a folder called
+    FETCHING. HF_ENDPOINT and HF_TOKEN are respected.
     """
 
     def work() -> None:
@@ -39,6 +41,8 @@ def fetch(
         from waste.convert.fetch import Fetcher, open_hub
         from waste.convert.jobs import StoppedError
 
+        if not dest:
+            raise InputError("DEST is empty; expected a folder's name, such as . for this one")
         hub = open_hub(repo, revision)
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # advice about tokens would tear the bar
         with ProgressDisplay() as progress:

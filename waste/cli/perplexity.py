@@ -141,6 +141,8 @@ async def _score(
     async with engine:
         documents = source
         if isinstance(documents, str):
+            if engine.model.tokenizer is None:
+                raise InputError(f"{engine.model.path} has no tokenizer; give ids with --ids-file instead of a text")
             # Not on the loop: a long text takes its time.
             documents = choose([await asyncio.to_thread(engine.encode, documents)])
         progress.count_bytes(lambda: sum(engine.stats().bytes_read.values()))

@@ -28,7 +28,12 @@ def verify(
     ] = None,
     as_json: JsonOption = False,
 ) -> Callable[[], None]:
-    """Read all of a model and compare every checksum it has. Damage is listed, and the exit code is 4."""
+    """Read all of a model and compare every checksum it has. Damage is listed, and the exit code is 4.
+
+    So is what no checksum covers. The trunk's checksums are compared here alone: of each tensor there is one, and an
+    engine, which reads rows as it needs them, has never all of it at once. With the setting `verify` it compares those
+    of experts and codebooks.
+    """
 
     def work() -> None:
         from waste.cli.interrupt import INTERRUPTION
@@ -78,10 +83,12 @@ def _as_text(model: str, report: Report, errors: list[KindError]) -> str:
 
     lines = [f"damaged: {line}" for line in report.damages[:SHOWN]]
     if len(report.damages) > SHOWN:
-        lines.append(f"and {len(report.damages) - SHOWN:,} more")
+        lines.append(f"and {len(report.damages) - SHOWN:,} more, which --json lists")
     if not report.damages:
         lines.append(f"{model}: {format_bytes(report.read_bytes)} read, nothing damaged")
-    lines += [f"not protected: {line}" for line in report.unprotected]
+    lines += [f"not protected: {line}" for line in report.unprotected[:SHOWN]]
+    if len(report.unprotected) > SHOWN:
+        lines.append(f"and {len(report.unprotected) - SHOWN:,} more, which --json lists")
     text = "\n".join(lines) + "\n"
     if errors:
         rows = [("kind", "weights", "error"), *((e.kind, f"{e.weights:,}", f"{e.error:.3%}") for e in errors)]

@@ -13,6 +13,7 @@ from waste.convert.jobs import Jobs
 from waste.convert.pace import Pace
 from waste.convert.reading import ReadBuffer, SourceFiles
 from waste.errors import InputError
+from waste.io.names import legible
 from waste.io.record import MATRICES
 from waste.io.source import WeightSource
 from waste.kernels._jit import compile_kernel
@@ -87,7 +88,9 @@ class Comparison:
     ) -> _Sums:
         found, exact = self._found.tensors[name], self._exact.tensors[name]
         if np.prod(found.shape, dtype=np.int64) != np.prod(exact.shape, dtype=np.int64):
-            raise InputError(f"{name} is {list(found.shape)}, and {list(exact.shape)} in the other: other models?")
+            raise InputError(
+                f"{legible(name)} is {list(found.shape)}, and {list(exact.shape)} in the other: other models?"
+            )
         columns = found.shape[-1]
         if exact.shape != found.shape:
             exact = type(exact)(exact.dtype, found.shape, exact.extent, exact.scales)

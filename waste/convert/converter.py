@@ -23,6 +23,7 @@ from waste.convert.trunk import convert_entry
 from waste.convert.workspace import Workspace
 from waste.errors import DamagedError, InputError, WasteError
 from waste.io.manifest import TrunkEntry
+from waste.io.names import legible
 from waste.io.source import open_source
 from waste.kernels.encoders import prepare_encoders
 
@@ -73,21 +74,21 @@ class Converter:
         began = monotonic()
         workspace = Workspace(self.out)
         self._refuse_nesting()
-        workspace.refuse_foreign()
-        if workspace.is_finished and not (self.is_forced or workspace.is_unfinished):
-            if workspace.folder.is_dir():
-                workspace.remove_marks()
-            raise InputError(f"{self.out} is a finished container; choose another folder, or --force to replace it")
+        workspace.look(is_forced=self.is_forced)
         is_resumed = workspace.is_unfinished and not self.is_forced
         source = workspace.resume(self.options, self.source) if is_resumed else self._open()
         if is_resumed and workspace.is_finished:  # it was stopped between its last two steps
-            workspace.remove_marks()
             layout = ContainerLayout(source, self.options)
+            workspace.close_finished(layout)
             return Conversion(layout, monotonic() - began, len(layout.units()), ())
         ledger = workspace.ledger() if is_resumed else None
         source.check_shards(ledger.reclaimed if ledger else set())
+        if is_resumed and not source.missing():
+            source.compare(self._open(), where=workspace.plan_path)
         layout = ContainerLayout(source, self.options)
         files = small_files(self.source, layout.config.vocab_size)
+        if is_resumed:
+            workspace.refuse_others(layout, files)
         if self.reclaim:
             reclaim.refuse_unsafe(source, self.out, layout, has_tokenizer=TOKENIZER_NAME in files)
         self._check_room(layout, source, ledger)
@@ -96,7 +97,7 @@ class Converter:
             if self._is_stopped:
                 jobs.stop()
             if not is_resumed:
-                workspace.clear()
+                workspace.clear(is_forced=self.is_forced)
                 workspace.begin(self.options, source)
             for name, content in files.items():
                 write_file(self.out / name, content)
@@ -228,7 +229,7 @@ class _Run:
                     entry, tensor, files, buffer, lambda data, at: output.write(data.data, at), self._advance
                 )
             except WasteError as error:
-                raise _naming(error, entry.name) from error
+                raise _naming(error, legible(entry.name)) from error
 
         try:
             found = self._jobs.map(write, self._layout.entries(unit))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from waste.errors import InputError, WasteError
 
-_WRITABLE = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+# Never through a symbolic link: what it leads to is somebody else's.
+_WRITABLE = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 @contextmanager
@@ -18,8 +19,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        named = error.filename2 or error.filename  # of two, the one that was to be written
+        where = named if isinstance(named, str) else path
         raise WasteError(
-            f"writing {path}: {error.strerror or error}; see to that and give the same command again, "
+            f"writing {where}: {error.strerror or error}; see to that and give the same command again, "
             "which goes on where this one stopped"
         ) from error
 

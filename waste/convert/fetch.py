@@ -7,6 +7,7 @@ read and compared, not believed.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from waste.convert.durable import locked, sync_folder, writing
 from waste.convert.jobs import Jobs, StoppedError
@@ -21,6 +23,8 @@ from waste.convert.pace import Pace, Progress
 from waste.convert.wanted import choose, weight_files
 from waste.errors import DamagedError, InputError, UnsupportedError, WasteError
 from waste.io.files import file_error
+from waste.io.jsonfile import shown
+from waste.io.names import legible
 
 if TYPE_CHECKING:
     from waste.convert.hub import Hub, HubFile, Listing
@@ -37,6 +41,7 @@ MAX_FAILURES = 8
 NOTEWORTHY_BYTES = 1 << 20
 MAX_PAUSE_S = 30.0
 _POLL_S = 0.1
+_PART = re.compile(r".+\.[0-9a-f]{16}\.part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,11 @@ class Fetched:
 
 
 def open_hub(repo: str, revision: str | None) -> Hub:
-    """The repository as huggingface_hub finds it. Raises UnsupportedError without that library."""
+    """The repository as huggingface_hub finds it.
+
+    Raises UnsupportedError without that library, InputError for an HF_ENDPOINT that is no address.
+    """
+    _refuse_endpoint(os.environ.get("HF_ENDPOINT"))
     try:
         from waste.convert.hub import Hub
     except ImportError as error:
@@ -60,6 +69,19 @@ def open_hub(repo: str, revision: str | None) -> Hub:
             raise
         raise UnsupportedError("fetching needs huggingface_hub; run `pip install 'waste[fetch]'`") from error
     return Hub(repo, revision)
+
+
+def _refuse_endpoint(endpoint: str | None) -> None:
+    """The library would come to grief over it while it is imported."""
+    if not endpoint:
+        return
+    try:
+        parts = urlsplit(endpoint)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good or not endpoint.isprintable() or " " in endpoint:
+        raise InputError(f"HF_ENDPOINT is {shown(endpoint)}, expected an address such as https://huggingface.co")
 
 
 class PartFile:
@@ -149,9 +171,11 @@ class Fetcher:
         with self._jobs:
             listing = self._hub.list_files()
             choice = choose(self._hub.repo, listing.files)
+            self._refuse_strange()
             with writing(self._parts):
                 self._parts.mkdir(parents=True, exist_ok=True)
             with locked(self._parts / LOCK_NAME, doing="fetching"):
+                self._refuse_strange()
                 self._drop_stale_parts(listing)
                 self._bring(listing, choice.small)
                 weights = weight_files(self._hub.repo, listing.files, choice, self.folder)
@@ -305,15 +329,29 @@ class Fetcher:
     def _part_path(self, file: HubFile) -> Path:
         return self._parts / f"{file.name}.{file.digest[:16]}.part"
 
+    def _refuse_strange(self) -> None:
+        """Raise InputError if FETCHING is not what a fetch made: whatever is in there goes in the end."""
+        if not os.path.lexists(self._parts):
+            return
+        if self._parts.is_symlink() or not self._parts.is_dir():
+            raise InputError(f"{self._parts} is no folder of its own; choose another folder, or remove it")
+        with writing(self._parts):
+            names = sorted(path.name for path in self._parts.iterdir())
+        for name in names:
+            path = self._parts / name
+            if not (name == LOCK_NAME or _PART.fullmatch(name)) or path.is_symlink() or not path.is_file():
+                raise InputError(f"{self._parts} holds {legible(name)}, which no fetch left there; move it elsewhere")
+
     def _drop_stale_parts(self, listing: Listing) -> None:
         """Remove what can become no file of this commit."""
         wanted = {self._part_path(file).name for file in listing.files.values()}
         with writing(self._parts):
             for path in self._parts.iterdir():
-                if path.suffix == ".part" and path.name not in wanted:
+                if path.name != LOCK_NAME and path.name not in wanted:
                     path.unlink()
 
     def _remove_marks(self) -> None:
+        self._refuse_strange()
         sync_folder(self.folder)
         with writing(self._parts):
             for path in self._parts.iterdir():

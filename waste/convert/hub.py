@@ -30,6 +30,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 import waste
 from waste.errors import InputError, ModelError, WasteError
 from waste.io.jsonfile import shown
+from waste.io.names import is_plain
 
 REQUEST_BYTES = 8 << 30
 """The most that is asked for at once: hubs refuse to send files above 50 GB in one piece."""
@@ -174,17 +175,6 @@ class Hub:
         if status in _TRANSIENT or status >= 500:
             return DroppedError(f"{where}: status {status} for {what}; give the same command again later")
         return WasteError(f"{where}: status {status} for {what}; compare the name and HF_ENDPOINT")
-
-
-def is_plain(name: object) -> bool:
-    """Whether it names a file of the repository's own folder on every system: no slash, no drive, no dots alone."""
-    return (
-        isinstance(name, str)
-        and 0 < len(name) <= 200
-        and name.isprintable()
-        and not any(sign in name for sign in '/\\:*?"<>|')
-        and name not in (".", "..")
-    )
 
 
 def _listed(sibling: Any) -> HubFile:

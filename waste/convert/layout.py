@@ -16,6 +16,7 @@ from waste.errors import InputError, UnsupportedError
 from waste.io.codebooks import codebook_bytes
 from waste.io.extents import Extent
 from waste.io.manifest import GROUP, TRUNK_FORMATS, VERSION, TrunkEntry, TrunkFormat
+from waste.io.names import legible
 from waste.io.record import MATRICES, VECTOR, VECTOR_FORMATS, RecordForm, VectorFormat, mxfp4_form, vector_form
 from waste.io.source import Bank, TensorInfo
 from waste.model.config import parse_config
@@ -95,7 +96,13 @@ class ContainerLayout:
     @property
     def is_lossless(self) -> bool:
         """Whether every weight comes out as it went in."""
-        return self.options.trunk == "BF16" and not self.loses_experts
+        return all(entry.format.group is None for entry in self.trunk) and not self.loses_experts
+
+    @property
+    def trunk_formats(self) -> tuple[str, ...]:
+        """What the trunk's matrices are stored as, sorted; F32, as all small tensors are, only where that is all."""
+        formats = {entry.format.name for entry in self.trunk}
+        return tuple(sorted(formats - {"F32"})) or ("F32",)
 
     @property
     def loses_experts(self) -> bool:
@@ -232,7 +239,9 @@ class ContainerLayout:
 
     def _format(self, name: str, dtype: str, shape: tuple[int, ...]) -> TrunkFormat:
         if dtype not in FLOAT_BYTES:
-            raise UnsupportedError(f"{name} is stored as {dtype}; expected {' or '.join(FLOAT_BYTES)} to convert it")
+            raise UnsupportedError(
+                f"{legible(name)} is stored as {dtype}; expected {' or '.join(FLOAT_BYTES)} to convert it"
+            )
         if len(shape) == 1 or math.prod(shape) < LEAST_QUANTIZED:
             chosen = "F32"
         elif self.options.trunk == "BF16" or len(shape) > 2:

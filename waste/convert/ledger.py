@@ -8,14 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from waste.convert.durable import sync_folder, writing
+from waste.io.jsonfile import read_bounded
 
 Checksums = list[int]
+MAX_LEDGER_BYTES = 64 << 20
+"""A Kimi K3's has one megabyte."""
 
 
 class Ledger:
-    """The file `path`, read when it is made. A line that a crash cut short counts as not written.
+    """The file `path`, read when it is made. A line that a crash cut short, or that is none, counts as not written.
 
     units: by name, the CRC-32 of each piece in order; reclaimed: source files that may be gone.
+
+    Raises ModelError, ReadError or DamagedError for a file that cannot be read or is far too large.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,8 +29,7 @@ class Ledger:
         self.reclaimed: set[str] = set()
         self._length = 0
         if path.exists():
-            with writing(path):
-                self._read(path.read_bytes())
+            self._read(read_bounded(path, max_bytes=MAX_LEDGER_BYTES))
 
     def add_unit(self, name: str, checksums: Sequence[int]) -> None:
         """Durably; call it when the unit itself is."""
@@ -39,17 +43,23 @@ class Ledger:
 
     def _read(self, content: bytes) -> None:
         for line in content.splitlines(keepends=True):
-            try:
-                if not line.endswith(b"\n"):
-                    break
-                entry = json.loads(line)
-                if "unit" in entry:
-                    self.units[str(entry["unit"])] = [int(value) for value in entry["checksums"]]
-                else:
-                    self.reclaimed.add(str(entry["reclaimed"]))
-            except (ValueError, TypeError, KeyError):
+            if not line.endswith(b"\n"):
                 break
+            self._take(line)
             self._length += len(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(entry, dict):
+            return
+        unit, sums, shard = entry.get("unit"), entry.get("checksums"), entry.get("reclaimed")
+        if isinstance(unit, str) and isinstance(sums, list) and all(type(each) is int for each in sums):
+            self.units[unit] = sums
+        elif isinstance(shard, str):
+            self.reclaimed.add(shard)
 
     def _append(self, entry: dict[str, object]) -> None:
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from waste.errors import InputError
+from waste.io.jsonfile import shown
 
 EXPERTS = {"mxfp4": "MXFP4", "vq3r": "VQ3R", "vq4p": "VQ4P", "vq2r": "VQ2R"}
 """Values of --experts and the formats' names."""
@@ -35,12 +36,15 @@ class ConvertOptions:
         """The first option that is another one there, in words; None if all are the same."""
         for key, value in self.as_dict().items():
             if other.get(key) != value:
-                return f"--{key} was {_shown(other.get(key))} and is now {_shown(value)}"
+                return f"--{key} was {_shown(key, other.get(key))} and is now {_shown(key, value)}"
         return None
 
 
-def _shown(value: object) -> str:
-    return "all" if value is None else str(value).lower()
+def _shown(key: str, value: object) -> str:
+    """As it is typed."""
+    if key == "layers":
+        return f"0-{value - 1}" if isinstance(value, int) else "all"
+    return shown(value).strip("'").lower()
 
 
 def parse_options(*, experts: str, trunk: str, layers: str | None, sample: int, seed: int) -> ConvertOptions:

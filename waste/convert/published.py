@@ -149,6 +149,10 @@ class PublishedSource:
             Extent(file, begin + self._offsets[part.name], self._lengths[part.name]) for part in self.banks[bank].parts
         )
 
+    def record_begin(self, bank: int, index: int) -> None:
+        """See `WeightSource.record_begin`."""
+        return None
+
     def describe_extent(self, extent: Extent) -> str:
         """See `WeightSource.describe_extent`."""
         return f"{self.paths[extent.file]} at {extent.offset:,}"

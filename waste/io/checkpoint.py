@@ -74,6 +74,10 @@ class Checkpoint:
         """See `WeightSource.record`."""
         return self._bank_tables[bank].record(index)
 
+    def record_begin(self, bank: int, index: int) -> tuple[int, int] | None:
+        """See `WeightSource.record_begin`."""
+        return self._bank_tables[bank].record_begin(index)
+
     def describe_extent(self, extent: Extent) -> str:
         """See `WeightSource.describe_extent`."""
         return f"{self._paths[extent.file].name} at {extent.offset:,}"

@@ -78,11 +78,16 @@ class Container:
 
     def record(self, bank: int, index: int) -> tuple[Extent, ...]:
         """See `WeightSource.record`: parts of one run of bytes, the header first."""
+        file, begin = self.record_begin(bank, index)
+        form, _ = self._forms[bank]
+        return tuple(Extent(file, begin + span.offset, span.length) for span in form.spans)
+
+    def record_begin(self, bank: int, index: int) -> tuple[int, int]:
+        """See `WeightSource.record_begin`: here all records of a bank are alike."""
         form, file = self._forms[bank]
         if not 0 <= index < self._banks[bank].records:
             raise IndexError(f"record {index} of a bank of {self._banks[bank].records}")
-        begin = index * form.header.record_bytes
-        return tuple(Extent(file, begin + span.offset, span.length) for span in form.spans)
+        return file, index * form.header.record_bytes
 
     def describe_extent(self, extent: Extent) -> str:
         """See `WeightSource.describe_extent`."""

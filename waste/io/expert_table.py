@@ -40,6 +40,16 @@ class BankTable:
         self._lengths = lengths
         self._files = files
         self._offsets = offsets
+        apart = offsets - offsets[:, :1]
+        self._is_alike = ((files == files[:, :1]) & (apart == apart[:1])).all(axis=1)
+
+    def record_begin(self, index: int) -> tuple[int, int] | None:
+        """See `WeightSource.record_begin`."""
+        if not 0 <= index < self.bank.records:
+            raise IndexError(f"record {index} of a bank of {self.bank.records}")
+        if not self._is_alike[index]:
+            return None
+        return int(self._files[index, 0]), int(self._offsets[index, 0])
 
     def record(self, index: int) -> tuple[Extent, ...]:
         """The extents of one record, in the order of `bank.parts`. Raises IndexError."""

@@ -48,18 +48,23 @@ def read_json(path: Path, *, max_bytes: int, unique_keys: bool) -> object:
     Raises ModelError if it cannot be opened, DamagedError if it is larger than `max_bytes`, a git-LFS pointer
     or not JSON.
     """
+    raw = read_bounded(path, max_bytes=max_bytes)
+    refuse_lfs_stub(path, raw)
+    text = decode(raw, where=str(path))
+    del raw  # an index has 50 MB: do not hold it twice while parsing
+    return parse_json(text, where=str(path), unique_keys=unique_keys)
+
+
+def read_bounded(path: Path, *, max_bytes: int) -> bytes:
+    """The content of a regular file. Raises ModelError, ReadError, DamagedError if it is larger than `max_bytes`."""
     stream, size = open_regular(path)
     with stream:
         if size > max_bytes:
             raise DamagedError(f"{path} has {size:,} bytes; expected at most {max_bytes:,}")
         try:
-            raw = stream.read(size)
+            return stream.read(size)
         except OSError as error:
             raise file_error(path, error) from error
-    refuse_lfs_stub(path, raw)
-    text = decode(raw, where=str(path))
-    del raw  # an index has 50 MB: do not hold it twice while parsing
-    return parse_json(text, where=str(path), unique_keys=unique_keys)
 
 
 def decode(raw: bytes, *, where: str) -> str:

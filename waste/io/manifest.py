@@ -27,6 +27,7 @@ REQUIREMENTS = ("mxfp4", "bf16")
 GROUP = 128
 """Weights of a row that share a float16 scale in Q8G and Q4G."""
 
+BANK_SUFFIX = ".bin"
 MAX_LAYER = 0xFFFF  # the widths of a record header's fields
 MAX_EXPERTS = 1 << 16
 MAX_CODEBOOK = 0xFFFF
@@ -111,7 +112,9 @@ class ExpertFormat:
 class Manifest:
     """A checked manifest. config: the text config; outer: the config around it, empty where there is none.
 
-    codebook_checksums: CRC-32 of each codebook by number, as far as there are some.
+    Of the checksums there may be none, some or all. codebook_checksums: CRC-32 of each codebook by number;
+    trunk_checksums: CRC-32 of trunk entries by name; file_digests: SHA-256 of small files by name, in hexadecimal.
+    Names are not compared with what there is.
     """
 
     path: Path
@@ -122,6 +125,8 @@ class Manifest:
     banks: tuple[BankEntry, ...]
     trunk: tuple[TrunkEntry, ...]
     codebook_checksums: tuple[int, ...]
+    trunk_checksums: Mapping[str, int]
+    file_digests: Mapping[str, str]
 
     def expert_shapes(self) -> dict[str, tuple[int, int]]:
         """Rows and columns of w1, w3 and w2, from the config. Raises DamagedError, UnsupportedError."""
@@ -157,6 +162,7 @@ def read_manifest(folder: Path) -> Manifest:
     if outer is not None and not isinstance(outer, dict):
         raise DamagedError(f"{path}: config._outer is {shown(outer)}, expected an object")
     banks = tuple(_banks(path, fields))
+    sums = fields.section("checksums") if fields.has("checksums") else ManifestFields(path, {})
     return Manifest(
         path=path,
         tensor_prefix=fields.text("tensor_prefix"),
@@ -165,7 +171,9 @@ def read_manifest(folder: Path) -> Manifest:
         experts=_expert_format(fields.section("expert_quant")) if banks else None,
         banks=banks,
         trunk=_trunk(path, fields),
-        codebook_checksums=fields.section("checksums").checksums("codebooks") if fields.has("checksums") else (),
+        codebook_checksums=sums.checksums("codebooks"),
+        trunk_checksums=sums.named_checksums("trunk"),
+        file_digests=sums.file_digests("files"),
     )
 
 
@@ -175,7 +183,8 @@ def _expert_format(fields: ManifestFields) -> ExpertFormat:
         return ExpertFormat(None)
     form = VECTOR_FORMATS.get(name)
     if form is None:
-        raise fields.error("fmt", f"MXFP4 or {', '.join(VECTOR_FORMATS)}", UnsupportedError)
+        found = f"; {name} is known and not supported" if name == _UNTESTED_NAME else ""
+        raise fields.error("fmt", f"MXFP4 or {', '.join(VECTOR_FORMATS)}{found}", UnsupportedError)
     for key, expected in (("stages", form.stages), ("vec_dim", VECTOR), ("entries", form.entries)):
         fields.exactly(key, expected)
     if fields.has("index_bits") or form.index_bits != 8:
@@ -197,7 +206,7 @@ def _banks(path: Path, fields: ManifestFields) -> Iterator[BankEntry]:
         base = bank.integer("codebook_base", low=0, high=MAX_CODEBOOK) if bank.has("codebook_base") else 0
         experts = bank.integer("experts", low=1, high=MAX_EXPERTS)
         size = bank.integer("bytes", low=1, high=MAX_BYTES)
-        yield BankEntry(int(key), bank.file_name("file"), experts, size, base)
+        yield BankEntry(int(key), bank.file_name("file", suffix=BANK_SUFFIX), experts, size, base)
 
 
 def _trunk(path: Path, fields: ManifestFields) -> tuple[TrunkEntry, ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from waste.errors import DamagedError, WasteError
 from waste.io.jsonfile import shown
+from waste.io.names import MAX_NAME, is_plain, legible
 
-MAX_TEXT = 255
-"""Characters of a name, of a file or a tensor; published ones have up to 100."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class ManifestFields:
@@ -32,7 +33,7 @@ class ManifestFields:
     def error(self, key: str, expected: str, kind: type[WasteError] = DamagedError) -> WasteError:
         """To raise: `key` holds what it holds, and `expected` was expected."""
         found = f"is {shown(self._raw[key])}" if key in self._raw else "is missing"
-        return kind(f"{self._path}: {self._where}{key} {found}, expected {expected}")
+        return kind(f"{self._path}: {self._where}{legible(key)} {found}, expected {expected}")
 
     def integer(self, key: str, *, low: int, high: int) -> int:
         """A JSON integer in [low, high]; neither true nor 1.0 is one."""
@@ -48,17 +49,17 @@ class ManifestFields:
             raise self.error(key, f"{expected:,}")
 
     def text(self, key: str) -> str:
-        """A string, no longer than a name may be: messages repeat it."""
+        """A string, printable and no longer than a name may be: messages repeat it."""
         value = self._raw.get(key)
-        if not isinstance(value, str) or len(value) > MAX_TEXT:
-            raise self.error(key, f"a string of at most {MAX_TEXT} characters")
+        if not isinstance(value, str) or len(value) > MAX_NAME or not value.isprintable():
+            raise self.error(key, f"a string of at most {MAX_NAME} printable characters")
         return value
 
-    def file_name(self, key: str) -> str:
+    def file_name(self, key: str, *, suffix: str) -> str:
         """The name of a file in the container's own folder."""
         name = self.text(key)
-        if not name or name in (".", "..") or not name.isprintable() or any(mark in name for mark in "/\\:"):
-            raise self.error(key, "the name of a file in the container's folder")
+        if not is_plain(name) or not name.endswith(suffix):
+            raise self.error(key, f"the name of a file in the container's folder, *{suffix}")
         return name
 
     def strings(self, key: str) -> list[str]:
@@ -78,6 +79,28 @@ class ManifestFields:
         if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 1 << 32 for value in values):
             raise self.error(key, "a list of CRC-32 checksums")
         return tuple(values)
+
+    def named_checksums(self, key: str) -> dict[str, int]:
+        """A CRC-32 checksum for each of some names; empty where the key is missing or null."""
+        if not self.has(key):
+            return {}
+        sums = self.section(key)
+        return {name: sums.integer(name, low=0, high=(1 << 32) - 1) for name in sums.names()}
+
+    def file_digests(self, key: str) -> dict[str, str]:
+        """A SHA-256 in lower hexadecimal for each of some files of the folder; empty where the key is missing."""
+        if not self.has(key):
+            return {}
+        digests = self.section(key)
+        for name in digests.names():
+            if not is_plain(name):
+                raise DamagedError(
+                    f"{self._path}: {self._where}{key} has the key {shown(name)}, "
+                    "expected the name of a file in the container's folder"
+                )
+            if not _DIGEST.fullmatch(digests.text(name)):
+                raise digests.error(name, "a SHA-256 of 64 hexadecimal digits")
+        return {name: digests.text(name) for name in digests.names()}
 
     def shape(self, key: str, *, rank: int, high: int) -> tuple[int, ...]:
         """A list of 1 to `rank` sizes in [1, high]."""

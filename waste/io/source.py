@@ -90,6 +90,13 @@ class WeightSource(Protocol):
         """
         ...
 
+    def record_begin(self, bank: int, index: int) -> tuple[int, int] | None:
+        """File and offset of the record's first part; None if its parts do not lie to each other as those of record 0.
+
+        Raises as `record`.
+        """
+        ...
+
     def describe_extent(self, extent: Extent) -> str:
         """For error messages: "model-00001-of-00003.safetensors at 123,456"."""
         ...

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._jit import i64, intrinsic, ir
+from ._jit import i64, intrinsic, ir, types
 from ._lanes import WIDTH, every_lane, lanes, load_value
 
 _F32, _I32 = ir.FloatType(), ir.IntType(32)
 _VF, _VI = ir.VectorType(_F32, WIDTH), ir.VectorType(_I32, WIDTH)
 _LEAST_SCALE_BITS = 1 << 22
+CHECKED_AT_ONCE = 64
+"""Scale bytes that are looked at together."""
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -58,6 +60,20 @@ def splat_e8m0(typingctx: Any, array: Any, at: Any) -> Any:
         return every_lane(builder, builder.bitcast(bits, _F32))
 
     return lanes(array, i64), codegen
+
+
+@intrinsic
+def have_bad_scale(typingctx: Any, array: Any, at: Any) -> Any:
+    """Whether any of `CHECKED_AT_ONCE` bytes of a uint8 array is 255, the scale that is no number."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        byte = ir.IntType(8)
+        scales = load_value(context, builder, sig, args, ir.VectorType(byte, CHECKED_AT_ONCE), 1)
+        bad = ir.Constant(scales.type, [255] * CHECKED_AT_ONCE)
+        mask = builder.bitcast(builder.icmp_unsigned("==", scales, bad), ir.IntType(CHECKED_AT_ONCE))
+        return builder.icmp_unsigned("!=", mask, mask.type(0))
+
+    return types.boolean(array, i64), codegen
 
 
 @intrinsic

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._e2m1 import load_e2m1, load_e8m0, splat_e8m0
+from ._e2m1 import CHECKED_AT_ONCE, have_bad_scale, load_e2m1, load_e8m0, splat_e8m0
 from ._grouped import multiply, widen_rows
 from ._jit import f32s2, i64, i64s, kernel, u8s
 
@@ -38,7 +38,10 @@ def widen(data: Any, at: int, scale_at: int, columns: int, rows: int, y: Any) ->
 def find_bad_scale(data: Any, scale_at: int, count: int, found: Any, slot: int) -> None:
     """found[slot] = position of the first of `count` scales that is 255, the NaN, or −1."""
     found[slot] = -1
-    for i in range(count):
+    i = 0
+    while i + CHECKED_AT_ONCE <= count and not have_bad_scale(data, scale_at + i):
+        i += CHECKED_AT_ONCE
+    while i < count and found[slot] < 0:
         if data[scale_at + i] == 255:
             found[slot] = i
-            break
+        i += 1

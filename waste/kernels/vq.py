@@ -25,6 +25,7 @@ from ._lanes import fma, fold, load, prefetch, store, zero
 _TILE = 32
 """Positions that all rows of a group go through before any goes on: memory is then read in the order it lies in,
 inside index blocks as well, and each row's eight sums wait in the first-level cache."""
+_CHECKED_AT_ONCE = 1024
 _GROUP = 64
 """Rows of a group, a multiple of eight."""
 
@@ -240,7 +241,14 @@ def vq4p_widen(data: Any, at: int, scale_at: int, columns: int, rows: int, block
 def find_bad_scale(data: Any, scale_at: int, count: int, found: Any, slot: int) -> None:
     """found[slot] = position of the first of `count` scales that is no finite number, or −1."""
     found[slot] = -1
-    for i in range(count):
-        if data[scale_at + 2 * i + 1] & 0x7C == 0x7C:
-            found[slot] = i
+    for begin in range(0, count, _CHECKED_AT_ONCE):
+        end = min(count, begin + _CHECKED_AT_ONCE)
+        # A loop without an exit goes many scales at a step.
+        bad = 0
+        for i in range(begin, end):
+            bad += data[scale_at + 2 * i + 1] & 0x7C == 0x7C
+        if bad:
+            for i in range(end - 1, begin - 1, -1):
+                if data[scale_at + 2 * i + 1] & 0x7C == 0x7C:
+                    found[slot] = i
             break

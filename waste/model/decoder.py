@@ -29,12 +29,18 @@ from waste.sched.cache import ExpertCache
 from waste.sched.ring import TrunkRing
 
 
+WalkWatch = Callable[[str | None, int], None]
+"""Told, on the loop's thread, what a walk comes to next: ("embedding", tokens of the step), ("layer", its index),
+("head", 0), and (None, 0) when it is over, however it ended."""
+
+
 class Decoder:
     """The layers of a model. It knows sizes and names; bytes and threads come with each step."""
 
     def __init__(self, config: ModelConfig, source: WeightSource, align: int) -> None:
         self.config = config
         self.align = align
+        self.watch: WalkWatch | None = None
         self._residuals = Residuals(config)
         model = f"{config.prefix}model."
         self._norm = f"{model}norm.weight"
@@ -128,18 +134,31 @@ class Decoder:
                     tap,
                     memory.lookahead if tokens == len(chunks) else None,
                 )
-                rows = self._take_rows(memory.scratch, tokens)
-                ids = [token for chunk in chunks for token in chunk.ids]
-                with walk.waiting():
-                    await self.embedding.read(memory.embeddings, memory.compute, memory.kernels, ids, rows.stream.sum)
-                for layer in self._layers:
-                    await layer.forward(step, memory.experts, self._residuals, rows)
-                with backlog.part("head"):
-                    return Outcome(drafts, await self._logits(step, chunks, rows))
+                return Outcome(drafts, await self._through(memory, step, chunks))
         except BaseException:
             for draft in drafts:
                 draft.discard()
             raise
+        finally:
+            self._comes_to(None)
+
+    async def _through(self, memory: StepMemory, step: Step, chunks: Sequence[Chunk]) -> list[FloatArray]:
+        """From the embedding to the logits, see `_logits`."""
+        rows = self._take_rows(memory.scratch, step.tokens)
+        ids = [token for chunk in chunks for token in chunk.ids]
+        self._comes_to("embedding", step.tokens)
+        with step.walk.waiting():
+            await self.embedding.read(memory.embeddings, memory.compute, memory.kernels, ids, rows.stream.sum)
+        for layer in self._layers:
+            self._comes_to("layer", layer.index)
+            await layer.forward(step, memory.experts, self._residuals, rows)
+        self._comes_to("head")
+        with step.backlog.part("head"):
+            return await self._logits(step, chunks, rows)
+
+    def _comes_to(self, what: str | None, number: int = 0) -> None:
+        if self.watch is not None:
+            self.watch(what, number)
 
     def _end(self, layout: TrunkLayout, chunks: Sequence[Chunk]) -> int:
         """The tile that this walk ends before: nobody reads the head if nobody wants logits."""

@@ -83,6 +83,10 @@ class TrunkLayout:
     pieces: tuple[Piece, ...]
 
     @cached_property
+    def _groups(self) -> dict[tuple[str, ...], list[tuple[int, list[Piece]]]]:
+        return {}
+
+    @cached_property
     def by_name(self) -> Mapping[str, tuple[Piece, ...]]:
         """The pieces of each tensor, rows ascending."""
         found: dict[str, list[Piece]] = {}
@@ -97,6 +101,13 @@ class TrunkLayout:
 
     def groups(self, names: Sequence[str]) -> list[tuple[int, list[Piece]]]:
         """The pieces of `names`, neighbours in the walk, by the tile they are in."""
+        known = self._groups.get(key := tuple(names))
+        if known is None:
+            # Every walk asks for the same ones again.
+            known = self._groups[key] = self._group(names)
+        return known
+
+    def _group(self, names: Sequence[str]) -> list[tuple[int, list[Piece]]]:
         groups: list[tuple[int, list[Piece]]] = []
         for name in names:
             for piece in self.by_name[name]:
