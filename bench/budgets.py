@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """One model at many budgets: peak memory against the budget, bytes read, and whether the logits stay the same bits.
 
-bench/budgets.py MODEL [--count 12] [--ids 3,17,5] [--top SIZE] [--set key=value ...] [--json]: runs `waste eval` in a
-process of its own at the model's floor, at even steps upward to `--top` (default: what holds everything), and one byte
-below the floor, which must be refused. Exit status 1 if a peak is above its budget, if the bits differ, or if more
-RAM made an `lru` cache read more.
+bench/budgets.py MODEL [--count 12 | --step BYTES] [--tokens 130 | --ids 3,17,5] [--top BYTES] [--cold]
+[--set key=value ...] [--json]: runs `waste eval` in a process of its own at the model's floor, at even steps upward to
+`--top` (default: what holds everything), and one byte below the floor, which must be refused. Exit status 1 if a peak
+is above its budget, if the bits differ, or if more RAM made an `lru` cache read more.
+
+The tokens are several chunks of a prompt: within one chunk everything is read once, whatever the budget. With --cold
+each run compiles its kernels anew.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,8 +25,11 @@ from typing import Any
 MIB = 1 << 20
 
 
-def waste(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "waste.cli", *arguments], capture_output=True, text=True, check=False)
+def waste(*arguments: str, cache: str | None = None) -> subprocess.CompletedProcess[str]:
+    """A command; `cache` is the folder of its compiled kernels, where that is not the usual one."""
+    env = os.environ if cache is None else {**os.environ, "WASTE_CACHE_DIR": cache}
+    command = [sys.executable, "-m", "waste.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
 def plan(model: str, ram: str, options: list[str]) -> dict[str, Any]:
@@ -33,11 +40,12 @@ def plan(model: str, ram: str, options: list[str]) -> dict[str, Any]:
     return result
 
 
-def measure(model: str, ids: str, ram: int, options: list[str]) -> dict[str, Any]:
+def measure(model: str, ids: str, ram: int, options: list[str], *, is_cold: bool) -> dict[str, Any]:
     """One run: peak and bytes from the process's own report, and a digest of its logits."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npy"
-        done = waste("eval", model, "--ids", ids, "--ram", str(ram), "--logits-out", str(out), "--json", *options)
+        arguments = ("--ids", ids, "--ram", str(ram), "--logits-out", str(out), "--json", *options)
+        done = waste("eval", model, *arguments, cache=f"{folder}/kernels" if is_cold else None)
         if done.returncode:
             sys.exit(f"at {ram:,} bytes: exit {done.returncode}: {done.stderr.strip()}")
         report = json.loads(done.stdout)
@@ -69,18 +77,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--count", type=int, default=12)
-    parser.add_argument("--ids", default="3,17,5")
+    parser.add_argument("--step", type=int)
+    parser.add_argument("--tokens", type=int, default=130)
+    parser.add_argument("--ids")
     parser.add_argument("--top", type=int)
+    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     options = [word for pair in ["cache.policy=lru", "prefetch.policy=none", *given.set] for word in ("--set", pair)]
     whole = plan(given.model, "4096GiB", options)
-    floor, top = whole["floor_bytes"], given.top or sum(whole["parts"].values())
-    budgets = [floor + (top - floor) * step // given.count for step in range(given.count + 1)]
+    floor = whole["floor_bytes"]
+    top = max(floor, given.top or sum(whole["parts"].values()))
+    count = given.count if given.step is None else max(1, (top - floor) // given.step)
+    budgets = [floor + (top - floor) * step // count for step in range(count + 1)]
+    ids = given.ids or ",".join(str(1 + number % 250) for number in range(given.tokens))
     rows = []
     for budget in budgets:
-        row = measure(given.model, given.ids, budget, options)
+        row = measure(given.model, ids, budget, options, is_cold=given.cold)
         rows.append(row)
         if not given.json:
             read = {kind: f"{size / 1e9:.2f}" for kind, size in row["bytes_read"].items()}
@@ -90,7 +104,7 @@ def main() -> None:
                 f"{row['logits']}",
                 flush=True,
             )
-    below = waste("run", given.model, "--ids", given.ids, "-n", "1", "--ram", str(floor - 1), *options).returncode
+    below = waste("run", given.model, "--ids", ids, "-n", "1", "--ram", str(floor - 1), *options).returncode
     wrong = faults(rows, below)
     if given.json:
         print(json.dumps({"floor_bytes": floor, "rows": rows, "faults": wrong}))

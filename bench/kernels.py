@@ -67,7 +67,8 @@ def prepare_rows(name: str, rows: int, columns: int) -> tuple[Product, int]:
     data = random.integers(0, 256, weights + rows * layout.scale_bytes(columns), dtype=np.uint8)
     if layout.group is None:
         values = random.standard_normal(weights // 64).astype(np.float16 if name == "F16" else np.float32)
-        data[:weights] = np.resize(values.view(np.uint8), weights)
+        stored = (values.view(np.uint32) >> 16).astype(np.uint16) if name == "BF16" else values
+        data[:weights] = np.resize(stored.view(np.uint8), weights)
     elif layout.scale_size == 1:
         data[weights:] = 120
     else:

@@ -14,11 +14,11 @@ MIB = 1 << 20
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is not enforced elsewhere")
 
 
-def run_limited(limit: int) -> subprocess.CompletedProcess[str]:
-    """The demo under RLIMIT_AS, no budget named."""
+def run_limited(limit: int, *options: str) -> subprocess.CompletedProcess[str]:
+    """The demo under RLIMIT_AS, no budget named but in the options."""
     program = (
         f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); "
-        "sys.argv = ['waste', 'run', 'demo', 'In the beginning', '-n', '4', '--json']; "
+        f"sys.argv = ['waste', 'run', 'demo', 'In the beginning', '-n', '4', '--json', *{options!r}]; "
         "runpy.run_module('waste', run_name='__main__')"
     )
     return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -36,3 +36,25 @@ def test_too_little_is_refused_by_the_budget_and_not_by_the_system() -> None:
     assert done.returncode == 3, done.stderr
     assert "below the floor" in done.stderr
     assert "Traceback" not in done.stderr
+    assert "(ulimit -v) leaves a budget of" in done.stderr
+    assert "raise that limit" in done.stderr
+    assert "--ram" not in done.stderr, "none was given, and none would help"
+
+
+def test_a_budget_beyond_the_limit_is_refused_before_anything_is_allocated() -> None:
+    done = run_limited(1600 * MIB, "--ram", "3GiB", "--set", "reserve=1500MiB")
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.count("\n") == 1
+    for words in ("(ulimit -v) leaves", "a budget of 3,221,225,472 allocates", "smaller --ram"):
+        assert words in done.stderr
+
+
+def test_a_budget_beyond_the_limit_does_no_harm_where_the_model_is_small() -> None:
+    assert run_limited(1600 * MIB, "--preset", "laptop").returncode == 0
+
+
+@pytest.mark.parametrize("backend", ["threads", "aiofiles"])
+def test_more_readers_than_there_is_room_for_are_a_matter_of_the_budget(backend: str) -> None:
+    done = run_limited(1600 * MIB, "--ram", "500MiB", "--set", "io.queue_depth=1000", "--set", f"io.backend={backend}")
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.count("\n") == 1

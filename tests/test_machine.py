@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from waste import machine, process
-from waste.machine import address_space_left_bytes, cgroup_limit_bytes, usable_memory_bytes
+from waste.machine import (
+    MemoryLimit,
+    address_space_left_bytes,
+    cgroup_limit_bytes,
+    memory_limit,
+    resident_limit,
+    usable_memory_bytes,
+)
 
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20
@@ -162,6 +169,23 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < usable_memory_bytes(if_unknown=1) <= physical
     monkeypatch.setattr(machine, "address_space_limit_bytes", lambda: 1)
     assert usable_memory_bytes(if_unknown=1) == 0, "no memory left is not an unknown amount of it"
+
+
+def test_the_limit_that_counts_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "physical_memory_bytes", lambda: 900 * MIB)
+    monkeypatch.setattr(machine, "cgroup_limit_bytes", lambda root: None)
+    monkeypatch.setattr(machine, "address_space_limit_bytes", lambda: None)
+    assert memory_limit() == resident_limit() == MemoryLimit(900 * MIB, machine.RAM)
+    monkeypatch.setattr(machine, "cgroup_limit_bytes", lambda root: 800 * MIB)
+    assert memory_limit() == resident_limit() == MemoryLimit(800 * MIB, machine.GROUP)
+    monkeypatch.setattr(machine, "address_space_limit_bytes", lambda: 1000 * MIB)
+    monkeypatch.setattr(machine, "address_space_left_bytes", lambda root, limit: limit)
+    few, many = (memory_limit(threads=threads) for threads in (10, 40))
+    assert few is not None
+    assert many is not None
+    assert few.what == many.what == machine.ADDRESS_SPACE
+    assert few.size > many.size, "each thread maps a stack"
+    assert resident_limit() == MemoryLimit(800 * MIB, machine.GROUP)
 
 
 def test_the_limit_of_this_process_is_seen() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,15 @@ from waste.settings import KEYS, Settings, parse_settings, parse_size
         ("2KB", 2000),
         ("2MB", 2_000_000),
         ("2GB", 2_000_000_000),
+        ("1TiB", 1 << 40),
+        ("1.5TB", 1_500_000_000_000),
     ],
 )
 def test_sizes(text: object, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "1TiB", "-1", "1e3", "8 G", -1, 1 << 62, 1.5, True, None, "auto"])
+@pytest.mark.parametrize("text", ["", "GiB", "1PiB", "-1", "1e3", "8 G", -1, 1 << 62, 1.5, True, None, "auto"])
 def test_what_is_no_size_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match=r"^$"):
         parse_size(text)
@@ -46,6 +49,9 @@ def test_every_key_is_a_field_and_every_field_a_key() -> None:
         ("ram", "auto", None),
         ("ram", "2GiB", 2 << 30),
         ("trunk.tile", "64KiB", 1 << 16),
+        ("ram.share", "15/16", Fraction(15, 16)),
+        ("ram.share", 0.5, Fraction(1, 2)),
+        ("reserve", "1MiB", 1 << 20),
         ("prefill.chunk", "auto", None),
         ("prefill.chunk", "7", 7),
         ("io.direct", False, "off"),  # YAML's reading of a bare `off`
@@ -64,6 +70,12 @@ def test_values(key: str, value: object, parsed: object) -> None:
         ("io.queue_depth", 2000),
         ("compute.threads", 10**6),
         ("ram", "lots"),
+        ("ram.share", "0"),
+        ("ram.share", "9/8"),
+        ("ram.share", "1/0"),
+        ("ram.share", "1e-999999999"),
+        ("trunk.tile", 0),
+        ("trunk.tile", "0MiB"),
         ("context", 0),
         ("context", True),
         ("io.queue_depth", "x"),
@@ -92,6 +104,10 @@ def test_the_shipped_presets_all_load() -> None:
         "workstation": 64 << 30,
         "server": 128 << 30,
     }
+
+
+def test_max_takes_more_of_the_machine_than_auto() -> None:
+    assert resolve("max").ram_share > resolve("auto").ram_share == Fraction(7, 8)
 
 
 def test_the_last_word_wins() -> None:

@@ -5,16 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from waste.errors import BudgetError, ContextLengthError
-from waste.footprint import COMPILER_BYTES, MOST_SESSIONS, StepSizes, make_demand, record_slot_bytes, step_sizes
+from waste.footprint import (
+    CHUNK_SHARE,
+    CHUNKS,
+    INTERPRETER_BYTES,
+    LEAST_CHUNK,
+    MOST_SESSIONS,
+    StepSizes,
+    compiling_bytes,
+    make_demand,
+    record_slot_bytes,
+    step_sizes,
+)
 from waste.io.files import FileSet
-from waste.machine import usable_memory_bytes
+from waste.machine import ADDRESS_SPACE, MemoryLimit, address_space_bytes, memory_limit
 from waste.model.bundle import ModelBundle
 from waste.model.decoder import Decoder
 from waste.model.layout import TrunkLayout, lay_out
 from waste.model.state import StateShape
 from waste.process import usable_cores
 from waste.sched.plan import Demand, Plan, floor_bytes, make_plan
-from waste.settings import DEFAULT_CONTEXT, GIB, Settings
+from waste.settings import DEFAULT_CONTEXT, DEFAULT_QUEUE_DEPTH, GIB, Settings
 
 DEFAULT_RAM = 8 * GIB  # where the system does not say how much there is
 COMPUTE_THREADS = 16
@@ -34,45 +45,46 @@ class Blueprint:
     threads: int
 
 
-def draw(bundle: ModelBundle, settings: Settings, *, record_bytes: int | None = None) -> Blueprint:
+def draw(
+    bundle: ModelBundle, settings: Settings, *, record_bytes: int | None = None, is_elsewhere: bool = False
+) -> Blueprint:
     """Plan a model under settings; `record_bytes` is the model's `record_slot_bytes`, where it is known already.
 
-    Raises BudgetError with the shortfall, ContextLengthError for a context the model was not made for.
+    is_elsewhere: for another machine than this one, or for a question only: what this process may map is no matter.
+
+    Raises BudgetError with the shortfall, ContextLengthError for a context the model was not made for, InputError for
+    a backend that does not exist.
     """
     config = bundle.config
     settings = replace(settings, context=_context(settings.context, config.max_context))
     align = FileSet.alignment
     threads = settings.compute_threads or min(usable_cores(), COMPUTE_THREADS)
     decoder = Decoder(config, bundle.source, align)
-    layout = lay_out(decoder.uses(), bundle.source.tensors, tile_bytes=max(1, settings.trunk_tile), align=align)
-    budget = usable_memory_bytes(if_unknown=DEFAULT_RAM) // 8 * 7 if settings.ram is None else settings.ram
+    layout = lay_out(decoder.uses(), bundle.source.tensors, tile_bytes=settings.trunk_tile, align=align)
+    limit = None if settings.ram is not None else memory_limit(threads=threads + settings.io_queue_depth)
+    budget = _budget(settings, limit)
     slot_bytes = record_slot_bytes(bundle.source, align) if record_bytes is None else record_bytes
 
-    def plan_for(sessions: int) -> tuple[StepSizes, Demand]:
-        sizes = step_sizes(settings, config.vocab_size, sessions=sessions)
-        demand = make_demand(
-            bundle,
-            decoder,
-            layout,
-            context=settings.context,
-            sizes=sizes,
-            threads=threads,
-            record_bytes=slot_bytes,
-        )
+    def plan_for(sessions: int, chunk: int) -> tuple[StepSizes, Demand]:
+        sizes = step_sizes(settings, config.vocab_size, sessions=sessions, chunk=chunk)
+        demand = make_demand(bundle, decoder, layout, settings, sizes=sizes, threads=threads, record_bytes=slot_bytes)
         return sizes, demand
 
-    sizes, demand = plan_for(settings.sessions or 1)
-    floor = max(floor_bytes(demand), COMPILER_BYTES)
+    sizes, demand = plan_for(settings.sessions or 1, LEAST_CHUNK)
+    floor = max(floor_bytes(demand), compiling_bytes(demand.fixed, settings))
     if budget < floor:
-        raise BudgetError(
-            f"the budget of {budget:,} bytes is {floor - budget:,} below the floor of {floor:,} for {bundle.path} "
-            f"at a context of {settings.context}; raise --ram, or lower context, prefill.chunk or sessions"
-        )
+        raise BudgetError(_below_floor(bundle, settings, demand, budget=budget, floor=floor, limit=limit))
+    least = sum(demand.fixed.values())
+    for chunk in CHUNKS if settings.prefill_chunk is None else ():
+        longer, more = plan_for(settings.sessions or 1, chunk)
+        if sum(more.fixed.values()) - least > (budget - floor) * CHUNK_SHARE:
+            break
+        sizes, demand = longer, more
     plan = make_plan(demand, budget=budget, floor=floor, trunk=settings.trunk, experts=settings.experts)
     if settings.sessions is None:
         # More sessions may be open if their memory is left over: nobody's bytes are read more often for them.
         for sessions in range(MOST_SESSIONS, 1, -1):
-            wider, more = plan_for(sessions)
+            wider, more = plan_for(sessions, sizes.chunk)
             if sum(more.fixed.values()) - sum(demand.fixed.values()) > budget - plan.total_bytes:
                 continue
             if floor_bytes(more) > budget:
@@ -81,7 +93,48 @@ def draw(bundle: ModelBundle, settings: Settings, *, record_bytes: int | None = 
             if roomier.split == plan.split:
                 sizes, demand, plan = wider, more, roomier
                 break
+    if not is_elsewhere:
+        _check_address_space(plan, threads=threads + settings.io_queue_depth)
     return Blueprint(bundle, decoder, layout, sizes, StateShape.of(config, settings.context), demand, plan, threads)
+
+
+def _budget(settings: Settings, limit: MemoryLimit | None) -> int:
+    """Bytes as set, else the share of what the machine has."""
+    if settings.ram is not None:
+        return settings.ram
+    return int((DEFAULT_RAM if limit is None else limit.size) * settings.ram_share)
+
+
+def _below_floor(
+    bundle: ModelBundle, settings: Settings, demand: Demand, *, budget: int, floor: int, limit: MemoryLimit | None
+) -> str:
+    """What is missing, why, and what would help: not what would not."""
+    given = f"the budget of {budget:,} bytes"
+    raising = "raise --ram"
+    if settings.ram is None and limit is not None:
+        given = f"{limit.what} leaves a budget of {budget:,} bytes, which"
+        raising = "raise that limit" if limit.what == ADDRESS_SPACE else "name a larger --ram, or use a larger machine"
+    below = f"{given} is {floor - budget:,} below the floor of {floor:,} for {bundle.path}"
+    compiling = compiling_bytes(demand.fixed, settings)
+    if budget < compiling:
+        others = "" if floor == compiling else f", the model then {floor:,}"
+        return f"{below}: compiling its kernels takes {compiling:,}{others}; {raising}"
+    lower = ["context", "prefill.chunk", "trunk.tile"]
+    lower += ["sessions"] if (settings.sessions or 1) > 1 else []
+    lower += ["io.queue_depth"] if settings.io_queue_depth > DEFAULT_QUEUE_DEPTH else []
+    lower += ["reserve"] if settings.reserve else []
+    return f"{below} at a context of {settings.context}; {raising}, or lower {', '.join(lower[:-1])} or {lower[-1]}"
+
+
+def _check_address_space(plan: Plan, *, threads: int) -> None:
+    """Raises BudgetError if this process may not map what was planned: the system would refuse it half way."""
+    limit = address_space_bytes(threads=threads)
+    needed = plan.total_bytes - INTERPRETER_BYTES
+    if limit is not None and needed > limit.size:
+        raise BudgetError(
+            f"{limit.what} leaves {limit.size:,} bytes to allocate, and a budget of {plan.budget_bytes:,} allocates "
+            f"{needed:,}; raise that limit or give a smaller --ram"
+        )
 
 
 def _context(asked: int, most: int | None) -> int:

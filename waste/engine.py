@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -13,18 +13,23 @@ from typing import TypeVar
 import numpy as np
 
 from waste.errors import ClosedError, InputError, UnsupportedError
-from waste.generate import Generation, Request
+from waste.generate import Generation, Request, check_room
 from waste.logit_rows import LogitRows
+from waste.machine import resident_limit
 from waste.model.bundle import ModelBundle
 from waste.model.sampling import SamplingParams
+from waste.model.scratch import FloatArray
 from waste.model.step import Tap
 from waste.opening import Opened, Progress, open_model
 from waste.presets import resolve
 from waste.process import peak_rss_bytes
+from waste.prompt import encode_within
 from waste.sched.plan import Plan
 from waste.session import Session
 from waste.settings import GIB, MIB, Settings
 from waste.stats import EngineStatistics
+from waste.step_loop import StoppedError
+from waste.timeline import Timeline
 
 MANY_FAULTS = 1000
 """Major page faults of one opening, each some hundred microseconds, before they are worth a word."""
@@ -67,6 +72,7 @@ class Engine:
         self._settings = settings
         self._progress = progress or (lambda what, done, total: None)
         self._opened: Opened | None = None
+        self._timeline: Timeline | None = None
         self._stack = AsyncExitStack()
         self._sessions: set[Session] = set()
         self._is_entered = False
@@ -78,8 +84,10 @@ class Engine:
         self._is_entered = True
         self._loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
-            self._opened = await open_model(stack, self._path, self._settings, self._progress)
+            self._opened = await open_model(stack, self._path, self._settings, self._progress, self._timeline)
             self._stack = stack.pop_all()
+        for complaint in plan_complaints(self._opened.plan):
+            _log.warning(complaint)
         return self
 
     async def __aexit__(
@@ -114,6 +122,25 @@ class Engine:
     def settings(self) -> Settings:
         return self._settings
 
+    @property
+    def context(self) -> int:
+        """Positions of each session."""
+        return self._require(closed=True).drawn.shape.context
+
+    @property
+    def threads(self) -> int:
+        """Compute threads."""
+        return self._require(closed=True).workers.threads
+
+    def watch(self, timeline: Timeline | None) -> None:
+        """Record into `timeline` what is read, computed and walked from now on; None ends it.
+
+        Before the engine is entered, the opening is recorded, too.
+        """
+        self._timeline = timeline
+        if self._opened is not None:
+            self._opened.watch(timeline)
+
     def session(self) -> Session:
         """A new session, with nothing in its context. Close it, or use it as an async context manager.
 
@@ -134,8 +161,10 @@ class Engine:
         stop = self._require().loop.stop
         self._loop.call_soon_threadsafe(stop, session)
 
-    def encode(self, prompt: Prompt, *, is_first: bool = True) -> list[int]:
+    def encode(self, prompt: Prompt, *, is_first: bool = True, room: int | None = None) -> list[int]:
         """The ids of a prompt. Text gets the BOS id in front if it is the first of its session; ids stay as they are.
+
+        room: the most ids that are of use; text of more raises ContextLengthError before they all have been made.
 
         Raises InputError for ids out of range, for text without a tokenizer, and for anything else.
         """
@@ -144,7 +173,10 @@ class Engine:
             if bundle.tokenizer is None:
                 raise InputError(f"{bundle.path} has no tokenizer; give the prompt as ids")
             bos = bundle.config.bos_token_id
-            return ([bos] if is_first and bos is not None and prompt else []) + bundle.tokenizer.encode(prompt)
+            first = [bos] if is_first and bos is not None and prompt else []
+            if room is None:
+                return first + bundle.tokenizer.encode(prompt)
+            return first + encode_within(bundle.tokenizer, prompt, room=room - len(first), context=self.context)
         return check_ids(prompt, bundle.config.vocab_size)
 
     def generate(
@@ -178,7 +210,7 @@ class Engine:
         def make(used: Session) -> Generation:
             is_first = used.length == 0 and not used.pending
             request = Request(
-                lambda: self.encode(prompt, is_first=is_first),
+                lambda: self.encode(prompt, is_first=is_first, room=used.context - used.length - len(used.pending)),
                 sampling or SamplingParams(),
                 max_tokens,
                 stop,
@@ -199,6 +231,35 @@ class Engine:
         chunk = min(opened.sizes.chunk, opened.loop.max_logit_rows)
         return self._in_session(None, lambda used: LogitRows(opened.loop, used, checked, chunk=chunk, tap=tap))
 
+    async def feed(self, session: Session, ids: Sequence[int]) -> FloatArray:
+        """Walk `ids` as the session's next tokens, whatever the model would have said; the logits after the last one,
+        float32 [vocab]. What `generate` chose last and was not fed yet goes first.
+
+        Cancelled or failed, the session is at its last whole step. Raises InputError, ContextLengthError, ReadError,
+        DamagedError, and ClosedError also for `stop`.
+        """
+        opened = self._require()
+        self._check_mine(session)
+        checked = check_ids(ids, opened.bundle.config.vocab_size)
+        session.begin_use()
+        try:
+            fed, chunk = [*session.pending, *checked], opened.generator.chunk
+            check_room(session, fed)
+            for begin in range(0, len(fed), chunk):
+                part = fed[begin : begin + chunk]
+                logits = await opened.loop.step(session, part, wanted=int(begin + chunk >= len(fed)))
+            last: FloatArray = logits[0]
+            return last
+        except StoppedError:
+            raise ClosedError("the session was stopped") from None
+        finally:
+            opened.loop.leave(session)
+            session.end_use()
+
+    def _check_mine(self, session: Session) -> None:
+        if session not in self._sessions and not session.is_closed:
+            raise InputError("the session belongs to another engine; use one that this engine's session() made")
+
     def _in_session(self, session: Session | None, make: Callable[[Session], T]) -> T:
         """`make` with the given session or a new one, which is closed again if that fails."""
         if session is None:
@@ -208,14 +269,31 @@ class Engine:
             except BaseException:
                 new.close()
                 raise
-        if session not in self._sessions and not session.is_closed:
-            raise InputError("the session belongs to another engine; use one that this engine's session() made")
+        self._check_mine(session)
         return make(session)
 
     def stats(self) -> EngineStatistics:
         """What was read, hit, waited for and computed so far; also after the engine was closed."""
         opened = self._require(closed=True)
         return opened.statistics(peak_rss_bytes=peak_rss_bytes(), sessions_open=len(self._sessions))
+
+
+def plan_complaints(plan: Plan) -> Iterator[str]:
+    """What to say about a plan that nothing forbids, and that is not what was wished for, or not wise."""
+    limit = resident_limit()
+    if limit is not None and plan.total_bytes > limit.size:
+        yield (
+            f"the plan takes {plan.total_bytes / GIB:.1f} GiB, {limit.what} is {limit.size / GIB:.1f} GiB: the rest "
+            "is swapped, or the process killed; give a smaller --ram"
+        )
+    for name, wished in plan.cut.items():
+        yield cut_complaint(plan, name, wished)
+
+
+def cut_complaint(plan: Plan, name: str, wished: int) -> str:
+    """A wished size and what became of it. name: `trunk` or `experts`."""
+    got = plan.parts["experts"] if name == "experts" else plan.parts["pinned"] + plan.parts["ring"]
+    return f"--{name} is {wished:,} bytes and gets {got:,}: the budget of {plan.budget_bytes:,} has no more"
 
 
 def paging_complaint(faults: int, budget_bytes: int, *, backend: str) -> str | None:

@@ -58,4 +58,4 @@ def forecast(drawn: Blueprint) -> Forecast:
 def with_more_ram(drawn: Blueprint, settings: Settings, extra: int = GIB) -> Blueprint:
     """The same model under a larger budget; sizes wished for in settings stay as wished."""
     more = replace(settings, ram=drawn.plan.budget_bytes + extra)
-    return draw(drawn.bundle, more, record_bytes=drawn.demand.record_bytes)
+    return draw(drawn.bundle, more, record_bytes=drawn.demand.record_bytes, is_elsewhere=True)

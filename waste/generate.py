@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Literal
 
@@ -153,11 +154,19 @@ class Generation(SessionStream[Token]):
             done = begin + len(chunk)
             is_end = done == len(ids)
             logits = await self._generator.loop.step(
-                self._session, chunk, wanted=int(is_end), is_last=is_end and self._is_last_walk()
+                self._session,
+                chunk,
+                wanted=int(is_end),
+                is_last=is_end and self._is_last_walk(),
+                progress=partial(self._in_chunk, begin, len(chunk), len(ids)),
             )
             self._request.progress(done, len(ids))
         last: FloatArray = logits[0]
         return last
+
+    def _in_chunk(self, begin: int, count: int, total: int, part: float) -> None:
+        """A chunk of thousands of tokens takes minutes: a part of the layers counts as a part of its tokens."""
+        self._request.progress(begin + int(part * count), total)
 
     def _is_last_walk(self) -> bool:
         """Whether the next token is the last one allowed."""

@@ -10,30 +10,67 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 # Version 1 has no word for "no limit": it says the largest number of whole pages, which depends on the page size.
 _NO_LIMIT_BYTES = 1 << 60
-THREADS_ADDRESS_BYTES = 400 << 20
-"""Stacks of readers and compute threads, loaded kernels, two arenas: address space, hardly any of it resident."""
+KERNELS_ADDRESS_BYTES = 256 << 20
+"""Loaded kernels and two of malloc's arenas: address space, hardly any of it resident."""
+USUAL_THREADS = 18
+_STACK_BYTES = 8 << 20
 _M_ARENA_MAX = -8
 _LIMIT_FILES = {"cgroup": ("memory.limit_in_bytes",), "cgroup2": ("memory.max", "memory.high")}
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """What limits this process, in words for a message, and to how many bytes."""
+
+    size: int
+    what: str
+
+
+RAM, GROUP = "this machine's RAM", "the memory limit of this control group"
+ADDRESS_SPACE = "the limit on this process's address space (ulimit -v)"
+
+
 def usable_memory_bytes(*, if_unknown: int) -> int:
     """The smallest of what limits this process; `if_unknown` where the system tells nothing."""
-    root = Path("/")
-    limits = (
-        physical_memory_bytes() or None,
-        cgroup_limit_bytes(root),
-        _less_threads(address_space_left_bytes(root, address_space_limit_bytes())),
-    )
-    return min((limit for limit in limits if limit is not None), default=if_unknown)
+    limit = memory_limit()
+    return if_unknown if limit is None else limit.size
 
 
-def _less_threads(left: int | None) -> int | None:
-    """What an address space has left once the engine's threads, the kernels and malloc's arenas are in it, too."""
-    return None if left is None else max(0, left - THREADS_ADDRESS_BYTES)
+def memory_limit(*, threads: int = USUAL_THREADS) -> MemoryLimit | None:
+    """The smallest limit of all, with so many threads to start; None where the system tells nothing."""
+    left = address_space_bytes(threads=threads)
+    limits = [limit for limit in (resident_limit(), left) if limit is not None]
+    return min(limits, key=lambda limit: limit.size, default=None)
+
+
+def resident_limit() -> MemoryLimit | None:
+    """What the machine can keep in RAM for this process; beyond it the system swaps, stalls or kills."""
+    found = ((physical_memory_bytes() or None, RAM), (cgroup_limit_bytes(Path("/")), GROUP))
+    limits = [MemoryLimit(size, what) for size, what in found if size is not None]
+    return min(limits, key=lambda limit: limit.size, default=None)
+
+
+def address_space_bytes(*, threads: int) -> MemoryLimit | None:
+    """What the address space has left once so many threads, the kernels and malloc's arenas are in it, too."""
+    left = address_space_left_bytes(Path("/"), address_space_limit_bytes())
+    if left is None:
+        return None
+    return MemoryLimit(max(0, left - KERNELS_ADDRESS_BYTES - threads * _stack_bytes()), ADDRESS_SPACE)
+
+
+def _stack_bytes() -> int:
+    """Address space of a new thread's stack."""
+    try:
+        import resource  # absent on Windows
+    except ImportError:
+        return _STACK_BYTES
+    limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return _STACK_BYTES if limit == resource.RLIM_INFINITY else limit
 
 
 def limit_arenas() -> None:

@@ -270,7 +270,7 @@ def _allocate(
     moe = drawn.bundle.config.moe
     embeddings = ExpertCache(
         scheduler,
-        slots=sizes.tokens,
+        slots=sizes.embedding_slots,
         slot_bytes=embedding.slot_bytes,
         policy=policies.create("lru"),
         place=embedding.place,

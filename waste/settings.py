@@ -6,28 +6,37 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from typing import Any
 
 from waste.errors import InputError
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 DEFAULT_CONTEXT = 4096
-_UNITS = {"": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+DEFAULT_QUEUE_DEPTH = 8
+_UNITS = {"": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+# No exponent: 1e-999999999 as a fraction has a thousand million digits.
+_SHARE = re.compile(r"\d{1,6}(\.\d{1,6}|/\d{1,6})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Sizes are bytes; None means `auto`: the planner or the machine decides."""
+    """Sizes are bytes; None means `auto`: the planner or the machine decides.
+
+    ram_share: what part of the machine `ram: auto` takes. reserve: bytes of the budget for what the caller holds.
+    """
 
     ram: int | None = None
+    ram_share: Fraction = Fraction(7, 8)
+    reserve: int = 0
     trunk: int | None = None
     experts: int | None = None
     context: int = DEFAULT_CONTEXT
     sessions: int | None = None
     trunk_tile: int = 64 * MIB
     io_backend: str = "auto"
-    io_queue_depth: int = 8
+    io_queue_depth: int = DEFAULT_QUEUE_DEPTH
     io_direct: str = "auto"
     io_faults: str = ""
     cache_policy: str = "lfru"
@@ -41,7 +50,7 @@ class Settings:
 
 
 def parse_size(text: object) -> int:
-    """Bytes from a bare number or a number with KiB, MiB, GiB, KB, MB or GB. Raises ValueError."""
+    """Bytes from a bare number or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB. Raises ValueError."""
     if isinstance(text, bool):
         raise ValueError
     if isinstance(text, int):
@@ -53,6 +62,25 @@ def parse_size(text: object) -> int:
     if not 0 <= size < 1 << 62:
         raise ValueError
     return size
+
+
+def _some(value: object) -> int:
+    size = parse_size(value)
+    if size == 0:
+        raise ValueError
+    return size
+
+
+def _share(value: object) -> Fraction:
+    if not isinstance(value, str | int | float) or isinstance(value, bool) or not _SHARE.fullmatch(str(value)):
+        raise ValueError
+    try:
+        share = Fraction(str(value))
+    except ZeroDivisionError:
+        raise ValueError from None
+    if not 0 < share <= 1:
+        raise ValueError
+    return share
 
 
 def _auto(parse: Callable[[object], Any]) -> Callable[[object], Any]:
@@ -98,11 +126,13 @@ _A_FEW = f"a whole number from 1 to {MOST_THREADS}"
 _A_SIZE, _A_COUNT = "a size such as 512MiB, 8GiB or a number of bytes", "a whole number from 1"
 _KEYS: dict[str, tuple[Callable[[object], Any], str]] = {
     "ram": (_auto(parse_size), f"{_A_SIZE}, or auto"),
+    "ram.share": (_share, "a part of the machine, such as 7/8 or 0.9"),
+    "reserve": (parse_size, _A_SIZE),
     "trunk": (_auto(parse_size), f"{_A_SIZE}, or auto"),
     "experts": (_auto(parse_size), f"{_A_SIZE}, or auto"),
     "context": (_count, _A_COUNT),
     "sessions": (_auto(_count), f"{_A_COUNT}, or auto"),
-    "trunk.tile": (parse_size, _A_SIZE),
+    "trunk.tile": (_some, f"{_A_SIZE}, not 0"),
     "io.backend": (_word, "the name of a backend, or auto"),
     "io.queue_depth": (_few, _A_FEW),
     "io.direct": (_word, "auto, on or off"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 
 from waste.errors import ClosedError, WasteError
@@ -13,6 +14,8 @@ from waste.model.scratch import FloatArray
 from waste.model.state import Chunk, Draft
 from waste.model.step import Tap
 from waste.session import Session
+
+WalkProgress = Callable[[float], None]
 
 LINGER = 0.25
 """How long a walk waits for the sessions of the last one to come back, as a part of the time that one took."""
@@ -25,18 +28,21 @@ class StoppedError(WasteError):
 class _Work:
     """One session's part in one step, from being asked for to being committed or called off by whoever asked.
 
-    is_alone: shares its walk with nobody. is_last: no step of the session is expected to follow. draft: what the walk
-    came to, until it is settled.
+    is_alone: shares its walk with nobody. is_last: no step of the session is expected to follow. progress: told what
+    part of the walk is done. draft: what the walk came to, until it is settled.
     """
 
-    __slots__ = ("chunk", "draft", "future", "is_alone", "is_last", "is_withdrawn", "session", "tap")
+    __slots__ = ("chunk", "draft", "future", "is_alone", "is_last", "is_withdrawn", "progress", "session", "tap")
 
-    def __init__(self, session: Session, chunk: Chunk, tap: Tap | None, *, is_last: bool) -> None:
+    def __init__(
+        self, session: Session, chunk: Chunk, tap: Tap | None, *, is_last: bool, progress: WalkProgress | None
+    ) -> None:
         self.session = session
         self.chunk = chunk
         self.tap = tap
         self.is_alone = tap is not None
         self.is_last = is_last
+        self.progress = progress
         self.is_withdrawn = False
         self.draft: Draft | None = None
         self.future: asyncio.Future[FloatArray] = asyncio.get_running_loop().create_future()
@@ -75,19 +81,27 @@ class StepLoop:
         self._task = group.create_task(self._run(), name="waste-steps")
 
     async def step(
-        self, session: Session, ids: Sequence[int], *, wanted: int, is_last: bool = False, tap: Tap | None = None
+        self,
+        session: Session,
+        ids: Sequence[int],
+        *,
+        wanted: int,
+        is_last: bool = False,
+        tap: Tap | None = None,
+        progress: WalkProgress | None = None,
     ) -> FloatArray:
         """Walk `ids` as the session's next tokens; returns logits of the last `wanted`, float32 [wanted, vocab].
 
         The session has advanced when this returns and is as before if it raises: ReadError, DamagedError, ClosedError
         or a cancellation, which calls the step off for this session; others in the batch go on. A step with a `tap`
-        walks alone. After one that is the last of its session nothing is read ahead for another walk.
+        walks alone. After one that is the last of its session nothing is read ahead for another walk. `progress` is
+        told what part of the layers is behind the walk, 0 to 1, again and again.
         """
         if self._is_closed:
             raise ClosedError("the engine was closed")
         if session.take_stop():
             raise StoppedError
-        work = _Work(session, Chunk(session.state, ids, wanted), tap, is_last=is_last)
+        work = _Work(session, Chunk(session.state, ids, wanted), tap, is_last=is_last, progress=progress)
         self._returning.discard(session)
         self._waiting.append(work)
         self._awake.set()
@@ -221,7 +235,9 @@ class StepLoop:
         reads_on = bool(self._waiting) or not all(work.is_last for work in batch)
         chunks, tap = [work.chunk for work in batch], batch[0].tap or Tap()
         try:
-            outcome = await self._decoder.forward(self._memory, chunks, tap, reads_on=reads_on)
+            outcome = await self._decoder.forward(
+                self._memory, chunks, tap, reads_on=reads_on, progress=partial(_tell, batch)
+            )
         except asyncio.CancelledError:
             # Calling a walk off is one cancellation; the loop's own end is another.
             if self._task is None or self._task.cancelling() > self._is_called_off:
@@ -260,3 +276,9 @@ class StepLoop:
             if work.is_wanted:
                 work.is_alone = True
                 self._waiting.appendleft(work)
+
+
+def _tell(batch: list[_Work], part: float) -> None:
+    for work in batch:
+        if work.progress is not None and work.is_wanted:
+            work.progress(part)

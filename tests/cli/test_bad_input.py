@@ -37,10 +37,15 @@ REQUESTS: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
     "setting without value": (["plan", "demo", "--set", "context"], 2, ("'context'", "KEY=VALUE")),
     "bad setting": (["eval", "demo", "--text", "x", "--set", "context=many"], 2, ("context", "'many'")),
     "bad size": (["plan", "demo", "--ram", "8GB?"], 2, ("ram", "8GiB")),
+    "no tile": (["plan", "demo", "--set", "trunk.tile=0"], 2, ("trunk.tile", "not 0")),
+    "unknown backend described": (["info", "demo", "--set", "io.backend=bogus"], 2, ("'bogus'", "threads")),
+    "unknown policy described": (["info", "demo", "--set", "cache.policy=bogus"], 2, ("'bogus'", "lfru")),
+    "unknown faults described": (["info", "demo", "--set", "io.faults=bogus"], 2, ("'bogus'", "simulated")),
     "unknown backend": (["run", "demo", "x", "--set", "io.backend=thread"], 2, ("'thread'", "'threads'")),
     "unknown kernels": (["run", "demo", "x", "--set", "compute.kernels=cuda"], 2, ("'cuda'", "numba")),
     "budget below the floor": (["run", "demo", "x", "--ram", "1MiB"], 3, ("budget", "floor")),
     "plan below the floor": (["plan", "demo", "--ram", "1MiB"], 3, ("budget", "floor")),
+    "too many to show": (["eval", "demo", "--ids", "1", "--top-k", "20000"], 2, ("--top-k", "1024")),
     "bad temperature": (["run", "demo", "x", "--temperature", "-1"], 2, ("temperature",)),
     "bad top-p": (["run", "demo", "x", "--top-p", "2"], 2, ("top_p",)),
     "empty stop": (["run", "demo", "x", "--stop", ""], 2, ("stop",)),
@@ -60,6 +65,33 @@ REQUESTS: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
 def test_request_is_refused_in_one_line(name: str, call: Call) -> None:
     arguments, code, words = REQUESTS[name]
     assert_one_line(call(*arguments), code, *words)
+
+
+def test_a_text_that_no_context_holds_is_not_read_to_its_end(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    with path.open("wb") as stream:
+        stream.truncate(1 << 40)  # holes, which read as zeros
+    for command in ("run", "eval"):
+        result = call(command, "demo", "--file", str(path), "--set", "context=64")
+        assert_one_line(result, 2, "long.txt", "more than 262,144 bytes", "context of 64")
+    result = call("run", "demo", "--set", "context=64", stdin=b"x" * 300_000)
+    assert_one_line(result, 2, "standard input", "context of 64")
+
+
+@pytest.mark.parametrize("command", ["run", "eval"])
+def test_what_a_command_holds_is_in_its_plan(call: Call, tmp_path: Path, command: str) -> None:
+    """Texts and reports that are larger than usual raise the floor; usual ones do not."""
+    floor = call("plan", "demo", "--json", "--disk", "1GB").json["floor_bytes"]
+    ram = ("--ram", str(floor))
+    usual = ("--ids", "1,2", *(("-n", "2") if command == "run" else ()))
+    assert call(command, "demo", *usual, *ram).code == 0
+    wide = ("--logprobs", "1024", "-n", "100") if command == "run" else ("--top-k", "1024")
+    assert_one_line(call(command, "demo", "--ids", "1,2", *wide, *ram), 3, "below the floor")
+    (tmp_path / "long.txt").write_text("word " * 500_000, encoding="utf-8")
+    assert_one_line(call(command, "demo", "--file", str(tmp_path / "long.txt"), *ram), 3, "below the floor")
+    roomy = ("--ram", str(floor + (4 << 20)))
+    result = call(command, "demo", "--file", str(tmp_path / "long.txt"), *roomy)
+    assert_one_line(result, 2, "2,500,000 characters", "tokens or more", "context of 4096")
 
 
 def _edit_index(folder: Path) -> None:

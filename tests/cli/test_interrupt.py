@@ -44,6 +44,8 @@ def telling(more: str = "") -> tuple[str, str]:
 
 IMPORTING = ("-X", "importtime", "-m", "waste.cli")
 HANGING = ("--set", "io.backend=hanging")
+REGISTERED = "from waste.io.backends import hanging"
+"""The backend is no user's, so somebody has to make it known."""
 
 
 def wait_for(process: subprocess.Popen[bytes], words: str) -> None:
@@ -106,7 +108,7 @@ def test_while_kernels_are_compiled(tmp_path: Path) -> None:
 
 
 def test_while_the_disk_hangs() -> None:
-    process = start("run", "demo", PROMPT, *HANGING, program=telling())
+    process = start("run", "demo", PROMPT, *HANGING, program=telling(REGISTERED))
     wait_for(process, "prompt tokens 0")
     time.sleep(0.2)
     result = interrupt(process)
@@ -125,7 +127,7 @@ def test_while_the_prompt_is_fed(tmp_path: Path) -> None:
 
 def test_second_one_does_not_wait_and_no_file_is_left(tmp_path: Path) -> None:
     out = ("--logits-out", str(tmp_path / "x.npy"), "--routing-out", str(tmp_path / "x.jsonl"))
-    patient = telling("interrupt.GRACE_S = 60")
+    patient = telling(f"interrupt.GRACE_S = 60\n{REGISTERED}")
     process = start("eval", "demo", "--text", PROMPT, *out, *HANGING, program=patient)
     wait_for(process, "tokens 0")
     assert list(tmp_path.iterdir())

@@ -34,7 +34,8 @@ def test_the_whole_of_k3_fits_two_gib(call: Call, k3: str) -> None:
     total = sum(value["bytes_per_token"].values())
     assert value["seconds_per_token"] == pytest.approx(total / 2e9)
     saved = total - sum(value["next_gib"]["bytes_per_token"].values())
-    assert 0.9 * GIB < saved < 1.1 * GIB
+    # An eighth may go to longer prompt chunks, the rest saves reads.
+    assert 0.8 * GIB < saved < 1.1 * GIB
 
 
 def test_a_config_alone_and_its_weights_plan_the_same(call: Call) -> None:
@@ -89,8 +90,8 @@ def test_the_disk_is_measured_where_nothing_is_said(call: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "either a MODEL or --config"),
-        (["demo", "--config", "x.json"], "either a MODEL or --config"),
+        ([], "neither is given"),
+        (["demo", "--config", "x.json"], "both are given"),
         (["--config", "/nowhere/config.json"], "No such file"),
         (["demo", "--disk", "fast"], "--disk is 'fast'"),
         (["demo", "--disk", "0"], "--disk is '0'"),
@@ -98,6 +99,25 @@ def test_the_disk_is_measured_where_nothing_is_said(call: Call) -> None:
 )
 def test_bad_arguments(call: Call, arguments: list[str], complaint: str) -> None:
     assert_one_line(call("plan", *arguments), 2, complaint)
+
+
+def test_a_wish_beyond_the_budget_is_said(call: Call) -> None:
+    options = ("--disk", "1GB", "--set", "trunk.tile=64KiB", "--ram")
+    floor = call("plan", "demo", *options, "4GiB", "--json", "--set", "compute.kernels=numpy").json["floor_bytes"]
+    options = ("--set", "compute.kernels=numpy", *options, str(floor + 500_000), "--trunk", "3TiB")
+    assert call("plan", "demo", *options, "--json").json["cut"] == {"trunk": 3 << 40}
+    assert "--trunk wished for 3.0 TiB, the budget has no more" in call("plan", "demo", *options).out
+
+
+def test_the_floor_of_a_small_model_is_the_compilers(call: Call) -> None:
+    """So no other setting is told to be the cure."""
+    result = call("plan", "demo", "--ram", "300MiB")
+    assert_one_line(result, 3, "compiling its kernels takes", "raise --ram")
+    assert "lower" not in result.err
+
+
+def test_the_floor_of_a_large_one_is_its_own(call: Call, k3: str) -> None:
+    assert_one_line(call("plan", "--config", k3, "--ram", "1GiB"), 3, "or lower context, prefill.chunk or trunk.tile")
 
 
 def test_a_config_that_is_none(call: Call, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.commands import ROOT, Call, finish, start
 
-COMMANDS = ("run", "eval", "tokenize", "detokenize", "info", "plan", "presets", "doctor", "warmup")
+COMMANDS = ("run", "eval", "tokenize", "detokenize", "info", "plan", "presets", "doctor", "warmup", "bench")
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:

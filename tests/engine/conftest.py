@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import waste.blueprint
 import waste.footprint
 from tests.engine.harness import MODELS, Golden, assert_clean, load_golden, open_descriptors
 
@@ -46,4 +45,4 @@ async def leaves_nothing() -> AsyncIterator[None]:
 def nothing_but_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets that count the model alone: beside an interpreter, a small one's parts could not be told apart."""
     monkeypatch.setattr(waste.footprint, "INTERPRETER_BYTES", 0)
-    monkeypatch.setattr(waste.blueprint, "COMPILER_BYTES", 0)
+    monkeypatch.setattr(waste.footprint, "COMPILER_BYTES", 0)

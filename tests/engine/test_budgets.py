@@ -13,6 +13,7 @@ from tests.engine.harness import GOLDEN, insides, logits_in_chunks
 from waste.engine import paging_complaint
 from waste.errors import BudgetError
 from waste.io.files import FileSet
+from waste.machine import MemoryLimit
 from waste.model.bundle import model_path
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing", "nothing_but_the_model")
@@ -61,7 +62,7 @@ async def test_more_ram_never_reads_more(name: str) -> None:
 async def test_scratch_is_what_the_plan_counted() -> None:
     """Not only enough: the largest step uses all of it."""
     for name, path in MODELS.items():
-        async with open_model(path, sessions=1) as engine:
+        async with open_model(path, sessions=1, **{"prefill.chunk": 64}) as engine:
             await logits_in_chunks(engine, (model_ids(name) * 4)[:64], 64)
             peak, planned = insides(engine).memory.scratch.peak, engine.plan.parts["scratch"]
             assert planned - FileSet.alignment <= peak <= planned
@@ -87,6 +88,26 @@ def test_paging_is_worth_a_word_with_a_budget_to_try() -> None:
     assert "--ram 6144MiB" in complaint
     assert paging_complaint(10, 8 << 30, backend="threads") is None
     assert paging_complaint(12_345, 8 << 30, backend="mmap") is None
+
+
+async def test_a_plan_beyond_the_machine_is_worth_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But a ceiling that the model never comes near is not."""
+    async with open_model(MODELS["tiny-k3"], ram=1 << 50):
+        assert caplog.text == ""
+    monkeypatch.setattr(waste.engine, "resident_limit", lambda: MemoryLimit(1 << 20, "this machine's RAM"))
+    async with open_model(MODELS["tiny-k3"]) as engine:
+        assert f"the plan takes {engine.plan.total_bytes / 2**30:.1f} GiB" in caplog.text
+        assert "this machine's RAM is 0.0 GiB" in caplog.text
+
+
+async def test_a_wish_that_was_cut_is_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, object] = {"trunk.tile": "16KiB"}
+    floor, _ = await limits(MODELS["tiny-k3"], **settings)
+    async with open_model(MODELS["tiny-k3"], ram=floor + 100_000, trunk="2GiB", **settings) as engine:
+        got = engine.plan.parts["pinned"] + engine.plan.parts["ring"]
+    assert f"--trunk is 2,147,483,648 bytes and gets {got:,}: the budget" in caplog.text
 
 
 async def test_an_engine_that_was_paged_out_says_so(

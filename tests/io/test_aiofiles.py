@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from waste.errors import ReadError
+from waste.errors import BudgetError
 from waste.io.arena import Arena
 from waste.io.backends import create
 from waste.io.backends.base import Backend, ReadOp
@@ -116,7 +116,7 @@ async def test_a_system_without_threads_to_spare(path: Path, monkeypatch: pytest
     backend = create("aiofiles", queue_depth=4)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        with pytest.raises(ReadError, match=r"refused 4 reader threads.*io\.queue_depth"):
+        with pytest.raises(BudgetError, match=r"refused 4 reader threads.*io\.queue_depth"):
             await backend.start(FileSet((path,)), Inbox())
     await backend.close()
     for thread in set(threading.enumerate()) - threads:

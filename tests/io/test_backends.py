@@ -1,3 +1,7 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from waste.errors import InputError
@@ -5,10 +9,12 @@ from waste.io import backends
 from waste.io.backends.hanging import HangingBackend
 from waste.io.backends.threads import ThreadsBackend
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_every_module_is_a_backend_of_its_name() -> None:
-    assert {"threads", "hanging"} <= set(backends.names())
-    assert not {"base", "contract"} & set(backends.names())
+    assert {"threads", "mmap", "simulated"} <= set(backends.names())
+    assert not {"base", "contract", "hanging"} & set(backends.names())
     for name in backends.names():
         backends.create(name, queue_depth=1)
 
@@ -23,6 +29,21 @@ def test_names_mean_what_they_say() -> None:
 def test_an_unknown_name_lists_the_known(name: str) -> None:
     with pytest.raises(InputError, match=r"io\.backend.*threads"):
         backends.create(name, queue_depth=1)
+
+
+def test_a_disk_that_hangs_is_nobodys_choice() -> None:
+    """Neither offered nor taken, unless a test has imported it."""
+    program = "from waste.io import backends; backends.create('hanging', queue_depth=1)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "InputError: unknown io.backend 'hanging'; expected auto, aiofiles, mmap, simulated, threads" in done.stderr
+
+
+def test_what_a_backend_takes_beside_its_buffers() -> None:
+    threads, mmap = (backends.memory_bytes(name, queue_depth=8) for name in ("threads", "mmap"))
+    assert backends.memory_bytes("auto", queue_depth=16) == 2 * threads
+    assert mmap - threads >= 8 << 20, "a window a reader"
+    with pytest.raises(InputError, match=r"unknown io\.backend"):
+        backends.memory_bytes("bogus", queue_depth=8)
 
 
 def test_a_near_miss_is_suggested() -> None:

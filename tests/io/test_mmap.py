@@ -14,7 +14,7 @@ from waste.io.arena import Arena
 from waste.io.backends import create
 from waste.io.backends.base import Backend, ReadOp
 from waste.io.backends.contract import BLOCK, BackendContract, Inbox, run_reads, write_file
-from waste.io.backends.mmap import WINDOW_BYTES
+from waste.io.backends.mmap import WINDOW_BYTES, WINDOWS_BYTES, windows_bytes
 from waste.io.files import FileSet
 
 
@@ -32,6 +32,18 @@ class TestMmapWithoutAdvice(BackendContract):
 
     def make(self) -> Backend:
         return create("mmap", queue_depth=3)
+
+
+@pytest.mark.parametrize("queue_depth", [1, 8, 16, 256, 1024])
+def test_many_readers_share_what_few_have(queue_depth: int) -> None:
+    assert windows_bytes(queue_depth) <= WINDOWS_BYTES + 2 * queue_depth * mmap.ALLOCATIONGRANULARITY
+
+
+async def test_a_small_window_reads_the_same(tmp_path: Path) -> None:
+    content = write_file(tmp_path / "a.bin", seed=3, size=WINDOW_BYTES + 77)
+    op = ReadOp(0, 0, BLOCK, WINDOW_BYTES, WINDOW_BYTES + 77 - BLOCK, Arena(1, WINDOW_BYTES).slot(0).data)
+    await run_reads(create("mmap", queue_depth=300), FileSet((tmp_path / "a.bin",)), [op])
+    assert bytes(op.buffer[: op.need]) == content[BLOCK:]
 
 
 def resident_bytes() -> int:

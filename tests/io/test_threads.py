@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from waste.errors import ReadError
+from waste.errors import BudgetError, ReadError
 from waste.io.arena import Arena
 from waste.io.backends import create, threads
 from waste.io.backends.base import Backend, ReadOp
@@ -238,7 +238,7 @@ def test_a_system_without_threads_to_spare(path: Path, monkeypatch: pytest.Monke
         backend = create("threads", queue_depth=4)
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", start)
-            with pytest.raises(ReadError, match=r"reader thread 3 of 4.*io\.queue_depth"):
+            with pytest.raises(BudgetError, match=r"reader thread 3 of 4.*io\.queue_depth"):
                 await backend.start(FileSet((path,)), Inbox())
         await backend.close()
 

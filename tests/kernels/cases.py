@@ -318,3 +318,10 @@ def _combine(rng: np.random.Generator) -> Labelled:
     for k in (1, 3):
         rows = rng.integers(0, 10, (4, k))
         yield f"{k}-experts", (normal(rng, 10, 24), rows, normal(rng, 4, k), normal(rng, 4, 24), 1, 3)
+
+
+@cases("accumulate", writes=(3,))
+def _accumulate(rng: np.random.Generator) -> Labelled:
+    tokens = np.array([4, 0, 2], np.int64)
+    yield "all", (normal(rng, 3, 24), tokens, normal(rng, 3), normal(rng, 5, 24), 0, 24)
+    yield "padded-and-some-columns", (normal(rng, 8, 24), tokens, normal(rng, 3), normal(rng, 5, 24), 8, 16)

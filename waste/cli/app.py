@@ -11,7 +11,21 @@ from typing import Annotated
 import typer
 
 import waste
-from waste.cli import convert, doctor, fetch, info, perplexity, plan, presets, run, synth, tokenize, verify, warmup
+from waste.cli import (
+    bench,
+    convert,
+    doctor,
+    fetch,
+    info,
+    perplexity,
+    plan,
+    presets,
+    run,
+    synth,
+    tokenize,
+    verify,
+    warmup,
+)
 from waste.cli.eval import eval_
 from waste.cli.failures import report
 
@@ -26,6 +40,7 @@ app.command("info")(info.info)
 app.command("plan")(plan.plan)
 app.command("presets")(presets.presets)
 app.command("doctor")(doctor.doctor)
+app.command("bench")(bench.bench)
 app.command("warmup")(warmup.warmup)
 app.command("synth")(synth.synth)
 app.command("convert")(convert.convert)

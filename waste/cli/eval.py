@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from waste.cli.options import (
+    ALTERNATIVE_BYTES,
+    MOST_ALTERNATIVES,
     ExpertsOption,
     FileOption,
     IdsOption,
@@ -21,7 +24,9 @@ from waste.cli.options import (
     RamOption,
     SetOption,
     TrunkOption,
+    held_bytes,
     resolve_settings,
+    with_reserve,
 )
 from waste.errors import InputError
 
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     from waste.cli.progress import ProgressDisplay
     from waste.cli.recorder import Recorder
     from waste.engine import Engine, Prompt
+    from waste.settings import Settings
 
 
 def eval_(
@@ -47,7 +53,9 @@ def eval_(
         Path | None,
         typer.Option("--hidden-out", metavar="FILE.npy", help="States after each layer, float32 [layers, tokens, H]."),
     ] = None,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, metavar="K", help="Likeliest tokens to show.")] = 5,
+    top_k: Annotated[
+        int, typer.Option("--top-k", min=1, max=MOST_ALTERNATIVES, metavar="K", help="Likeliest tokens to show.")
+    ] = 5,
     preset: PresetOption = None,
     ram: RamOption = None,
     trunk: TrunkOption = None,
@@ -69,10 +77,11 @@ def eval_(
         from waste.cli.source import read_source
         from waste.engine import Engine
 
-        settings = resolve_settings(preset, ram, trunk, experts, assignments)
-        source = read_source(text, file=file, ids=ids)
+        settings = _steady(resolve_settings(preset, ram, trunk, experts, assignments), routing_out, hidden_out)
+        source = read_source(text, file=file, ids=ids, context=settings.context)
         if not source:
             raise InputError("there are no tokens to evaluate; give at least one")
+        held = held_bytes(source) + _report_bytes(model, settings, top_k, routing_out, hidden_out)
         outputs = Recorder(logits=logits_out, routing=routing_out, hidden=hidden_out, top_k=top_k)
         with ProgressDisplay() as progress, outputs as recorder:
 
@@ -80,7 +89,7 @@ def eval_(
                 progress.clear()
                 recorder.discard()
 
-            engine = Engine(model, settings, progress=progress)
+            engine = Engine(model, with_reserve(settings, held), progress=progress)
             walked, seconds = run_to_end(_forward(engine, source, recorder, progress), on_interrupt=interrupt)
         if as_json:
             print_json(_as_object(engine, walked, recorder, seconds))
@@ -90,12 +99,37 @@ def eval_(
     return work
 
 
+def _steady(settings: Settings, *outputs: Path | None) -> Settings:
+    """What a step brings is held until it is written; how much that is must not depend on the plan."""
+    from waste.footprint import LEAST_CHUNK
+
+    if not any(outputs):
+        return settings
+    return replace(settings, prefill_chunk=settings.prefill_chunk or LEAST_CHUNK)
+
+
+def _report_bytes(model: str, settings: Settings, top_k: int, routing: Path | None, hidden: Path | None) -> int:
+    """What the recorder holds: the likeliest tokens, and of a step what is to be written of it."""
+    from waste.cli.recorder import SHOWN
+
+    shown = SHOWN * top_k * ALTERNATIVE_BYTES
+    if routing is None and hidden is None:
+        return shown
+    from waste.model.bundle import load_bundle
+
+    config = load_bundle(model).config
+    tokens = min(_steady(settings, routing, hidden).prefill_chunk or 1, settings.context)
+    choices = 12 * config.moe.top_k if config.moe is not None else 0
+    states = 4 * config.hidden_size if hidden is not None else 0
+    return shown + config.num_hidden_layers * tokens * (choices + states)
+
+
 async def _forward(
     engine: Engine, source: Prompt, recorder: Recorder, progress: ProgressDisplay
 ) -> tuple[list[int], float]:
     """The ids that were walked, and the seconds that the walk itself took."""
     async with engine:
-        ids = await asyncio.to_thread(engine.encode, source)
+        ids = await asyncio.to_thread(engine.encode, source, room=engine.context)
         recorder.begin(engine.model.config, len(ids))
         progress.count_bytes(lambda: sum(engine.stats().bytes_read.values()))
         progress("tokens", 0, len(ids))

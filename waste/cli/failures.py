@@ -8,7 +8,7 @@ import sys
 import traceback
 
 from waste.cli.interrupt import INTERRUPTION
-from waste.errors import WasteError
+from waste.errors import BudgetError, WasteError
 
 DEBUG = "WASTE_DEBUG"
 UNEXPECTED = 1
@@ -33,6 +33,9 @@ def report(error: BaseException) -> int:
     format_message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
     if callable(format_message) and isinstance(code, int):
         return _say(f"{format_message()} See `{_command_path(error)} --help`.", code)
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        text = "the system refused a thread; lower compute.threads or raise its limits (ulimit -v, -u)"
+        return _say(text, BudgetError.exit_code)
     if isinstance(error, MemoryError):
         return _say("out of memory; give a smaller --ram", UNEXPECTED)
     if isinstance(error, OSError) and error.filename is None:

@@ -36,8 +36,10 @@ def info(
         from waste.cli.output import print_json, write_text
         from waste.cli.profile import profile_model
         from waste.model.bundle import load_bundle
+        from waste.opening import check_names
 
         settings = resolve_settings(preset, ram, trunk, experts, assignments)
+        check_names(settings)
         found = profile_model(load_bundle(model), settings)
         if as_json:
             print_json(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +12,13 @@ from waste.errors import InputError
 
 if TYPE_CHECKING:
     from waste.settings import Settings
+
+TOKEN_BYTES = 1000
+"""Objects of a token that is generated, kept and printed."""
+ALTERNATIVE_BYTES = 1000
+"""Objects of one alternative to a token, kept and printed."""
+MOST_ALTERNATIVES = 1024
+HELD_BYTES = 1 << 20
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model's folder; `demo` is the one that ships with waste.")
@@ -54,6 +63,19 @@ def resolve_settings(
             raise InputError(f"--set {assignment!r}: expected KEY=VALUE, such as context=8192")
         overrides[key.strip()] = value.strip()
     return resolve(preset, overrides=overrides)
+
+
+def with_reserve(settings: Settings, size: int) -> Settings:
+    """Settings whose plan leaves room for `size` bytes that a command holds while the engine is open.
+
+    A little is in the plan already, as the interpreter's: so floors of usual commands are those that `plan` shows.
+    """
+    return replace(settings, reserve=settings.reserve + max(0, size - HELD_BYTES))
+
+
+def held_bytes(source: str | list[int]) -> int:
+    """Of a prompt's text; ids are in the plan already."""
+    return sys.getsizeof(source) if isinstance(source, str) else 0
 
 
 def parse_ids(text: str) -> list[int]:

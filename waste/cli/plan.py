@@ -34,6 +34,10 @@ DiskOption = Annotated[
 ]
 
 
+_RARE = ("temporaries", "reserve")
+"""Parts of which there is nothing to say while they are empty."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """A plan, what a token costs under it, and the same with a GiB more; disk_bytes_per_s None: not known."""
@@ -70,7 +74,7 @@ def plan(
         settings = resolve_settings(preset, ram, trunk, experts, assignments)
         check_names(settings)
         bundle = _bundle(model, config)
-        drawn = draw(bundle, settings)
+        drawn = draw(bundle, settings, is_elsewhere=config is not None)
         outlook = Outlook(drawn, forecast(drawn), forecast(with_more_ram(drawn, settings)), _rate(disk, bundle))
         if as_json:
             print_json(_as_object(outlook))
@@ -86,7 +90,8 @@ def _bundle(model: str | None, config: str | None) -> ModelBundle:
     from waste.model.bundle import load_bundle
 
     if (model is None) == (config is None):
-        raise InputError("give either a MODEL or --config config.json")
+        found = "neither is given" if model is None else "both are given"
+        raise InputError(f"what to plan is a MODEL or a --config config.json; {found}, give one of them")
     if model is not None:
         return load_bundle(model)
     assert config is not None
@@ -126,6 +131,7 @@ def _as_object(outlook: Outlook) -> dict[str, Any]:
         "ring_slots": plan.ring_slots,
         "expert_slots": plan.expert_slots,
         "record_bytes": plan.record_bytes,
+        "cut": dict(plan.cut),
         "bytes_per_token": dict(now.bytes_by_kind),
         "cold_expert_bytes_per_token": now.cold_expert_bytes,
         "trunk_hit_rate": now.trunk_hit_rate,
@@ -141,7 +147,7 @@ def _as_object(outlook: Outlook) -> dict[str, Any]:
 
 def _as_text(outlook: Outlook) -> str:
     from waste.cli.output import format_bytes, format_table
-    from waste.footprint import COMPILER_BYTES
+    from waste.sched.plan import floor_bytes
 
     drawn = outlook.drawn
     plan = drawn.plan
@@ -152,11 +158,17 @@ def _as_text(outlook: Outlook) -> str:
         "latents": f"context of {drawn.shape.latents[1]:,}",
         "state": f"{drawn.sizes.sessions} sessions" if drawn.sizes.sessions > 1 else "1 session",
         "scratch": f"{drawn.sizes.chunk} prompt tokens at once",
+        "temporaries": "what the numpy kernels allocate as they compute",
+        "reserve": "for what the caller holds",
     }
-    rows = [[name, f"{size:,}", format_bytes(size), notes.get(name, "")] for name, size in plan.parts.items()]
+    for name, wished in plan.cut.items():
+        part = "ring" if name == "trunk" else name
+        notes[part] += f"; --{name} wished for {format_bytes(wished)}, the budget has no more"
+    parts = {name: size for name, size in plan.parts.items() if size or name not in _RARE}
+    rows = [[name, f"{size:,}", format_bytes(size), notes.get(name, "")] for name, size in parts.items()]
     sums = [("total", plan.total_bytes), ("budget", plan.budget_bytes), ("floor", plan.floor_bytes)]
-    compiling = f"compiling the kernels takes {format_bytes(COMPILER_BYTES)}, in a process of its own, before"
-    notes = {"floor": compiling if plan.floor_bytes == COMPILER_BYTES else ""}
+    compiling = "what compiling the kernels takes, in a process of its own, before anything is allocated"
+    notes = {"floor": compiling if plan.floor_bytes > floor_bytes(drawn.demand) else ""}
     rows += [[name, f"{size:,}", format_bytes(size), notes.get(name, "")] for name, size in sums]
     return format_table([["part", "bytes", "", ""], *rows], right=(1, 2)) + "\n" + _costs(outlook)
 

@@ -29,7 +29,7 @@ def profile_model(bundle: ModelBundle, settings: Settings) -> dict[str, Any]:
     """
     config, source = bundle.config, bundle.source
     decoder = Decoder(config, source, FileSet.alignment)
-    layout = lay_out(decoder.uses(), source.tensors, tile_bytes=max(1, settings.trunk_tile), align=FileSet.alignment)
+    layout = lay_out(decoder.uses(), source.tensors, tile_bytes=settings.trunk_tile, align=FileSet.alignment)
     trunk = [source.tensors[name] for name in layout.by_name]
     embedding = source.tensors[f"{config.prefix}model.embed_tokens.weight"]
     experts = _profile_experts(bundle)
@@ -39,7 +39,7 @@ def profile_model(bundle: ModelBundle, settings: Settings) -> dict[str, Any]:
     kda = sum(config.layer_is_kda)
     moe = sum(map(config.is_moe, range(config.num_hidden_layers)))
     # A floor is asked for, not a split: no budget is too small for it.
-    drawn = draw(bundle, replace(settings, ram=_ENOUGH, trunk=None, experts=None, sessions=settings.sessions or 1))
+    drawn = draw(bundle, _unbounded(settings), is_elsewhere=True)
     return {
         "model": str(bundle.path),
         "layout": "container" if isinstance(source, Container) else "checkpoint",
@@ -81,6 +81,10 @@ def profile_model(bundle: ModelBundle, settings: Settings) -> dict[str, Any]:
         "end_ids": sorted(bundle.end_ids),
         "shards": len(source.paths),
     }
+
+
+def _unbounded(settings: Settings) -> Settings:
+    return replace(settings, ram=_ENOUGH, trunk=None, experts=None, sessions=settings.sessions or 1)
 
 
 def _family(raw: Mapping[str, object]) -> str:

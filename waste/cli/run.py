@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from waste.cli.options import (
+    ALTERNATIVE_BYTES,
+    TOKEN_BYTES,
     ExpertsOption,
     FileOption,
     IdsOption,
@@ -20,8 +22,11 @@ from waste.cli.options import (
     RamOption,
     SetOption,
     TrunkOption,
+    held_bytes,
     resolve_settings,
+    with_reserve,
 )
+from waste.cli.tracing import TimelineOption, traced, traced_bytes
 from waste.errors import InputError, WasteError
 
 if TYPE_CHECKING:
@@ -57,6 +62,7 @@ def run(
     logprobs: Annotated[
         int | None, typer.Option("--logprobs", metavar="N", help="Report the N likeliest tokens at each step.")
     ] = None,
+    timeline: TimelineOption = None,
     preset: PresetOption = None,
     ram: RamOption = None,
     trunk: TrunkOption = None,
@@ -81,18 +87,21 @@ def run(
 
         sampling = SamplingParams(temperature, top_k, top_p, seed, logprobs)
         settings = resolve_settings(preset, ram, trunk, experts, assignments)
-        source = read_prompt(prompt, file=file, ids=ids)
+        source = read_prompt(prompt, file=file, ids=ids, context=settings.context)
         if not source:
             # The engine says so too, but only once it is open.
             raise InputError("the prompt is empty; give at least one token")
+        report = min(max_tokens, settings.context) * (TOKEN_BYTES + ALTERNATIVE_BYTES * (logprobs or 0))
+        settings = with_reserve(settings, held_bytes(source) + report + traced_bytes(timeline))
         transcript = Transcript(as_json=as_json)
-        with ProgressDisplay() as progress:
+        with traced(timeline) as recorded, ProgressDisplay() as progress:
 
             def interrupt() -> None:
                 progress.clear()
                 transcript.interrupt()
 
             engine = Engine(model, settings, progress=progress)
+            engine.watch(recorded)
             ask = partial(engine.generate, sampling=sampling, max_tokens=max_tokens, stop=stop or [])
             run_to_end(_stream(engine, ask, source, transcript, progress), on_interrupt=interrupt)
 
@@ -109,7 +118,7 @@ async def _stream(
     """Show what `ask`, the engine's `generate`, makes of the prompt."""
     async with engine:
         # Not on the loop: a long text takes its time.
-        ids = await asyncio.to_thread(engine.encode, source)
+        ids = await asyncio.to_thread(engine.encode, source, room=engine.context)
         transcript.begin(engine, ids)
         progress.count_bytes(lambda: sum(engine.stats().bytes_read.values()))
         progress("prompt tokens", 0, len(ids))

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from waste.cli.options import parse_ids
-from waste.errors import InputError
+from waste.errors import ContextLengthError, InputError
+
+LONGEST_TOKEN_BYTES = 4096
+"""No token has more: of published vocabularies none has a tenth of it."""
 
 
-def read_source(argument: str | None, *, file: str | None = None, ids: str | None = None) -> str | list[int]:
+def read_source(
+    argument: str | None, *, file: str | None = None, ids: str | None = None, context: int | None = None
+) -> str | list[int]:
     """The text, or the ids if that is what was given. Standard input counts only where nothing else is given.
 
-    Raises InputError for none or more than one of them, and for text that cannot be read as UTF-8.
+    context: positions that it is for; text that no vocabulary brings into so many is not read to its end.
+
+    Raises InputError for none or more than one of them, and for text that cannot be read as UTF-8; ContextLengthError.
     """
     given = [name for name, value in (("an argument", argument), ("--file", file), ("--ids", ids)) if value is not None]
     if len(given) > 1:
@@ -22,32 +30,50 @@ def read_source(argument: str | None, *, file: str | None = None, ids: str | Non
     if argument is not None:
         return argument
     if file is not None:
-        return _decode(_read_file(Path(file)), file)
-    return read_piped()
+        return _decode(_read_file(Path(file), context), file)
+    return read_piped(context)
 
 
-def read_prompt(argument: str | None, *, file: str | None, ids: str | None) -> str | list[int]:
+def read_prompt(argument: str | None, *, file: str | None, ids: str | None, context: int) -> str | list[int]:
     """As `read_source`, less the line break that ends a file or what `echo` pipes: a prompt goes on after it."""
-    text = read_source(argument, file=file, ids=ids)
+    text = read_source(argument, file=file, ids=ids, context=context)
     if argument is not None or not isinstance(text, str):
         return text
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def read_piped() -> str:
-    """All of standard input. Raises InputError if that is a terminal, where nobody knows that it is waited for."""
+def read_piped(context: int | None = None) -> str:
+    """All of standard input, for so many positions.
+
+    Raises InputError if that is a terminal, where nobody knows that it is waited for.
+    """
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError("nothing to work on; give text as an argument, with --file, or through a pipe")
-    return _decode(sys.stdin.buffer.read(), "standard input")
+    return _decode(_read_bounded(sys.stdin.buffer, "standard input", context), "standard input")
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path, context: int | None) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as stream:
+            return _read_bounded(stream, str(path), context)
     except IsADirectoryError:
         raise InputError(f"{path} is a folder; expected a text file") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _read_bounded(stream: BinaryIO, name: str, context: int | None) -> bytes:
+    """What there is. Raises ContextLengthError once that is more than so many positions could be."""
+    if context is None:
+        return stream.read()
+    most = context * LONGEST_TOKEN_BYTES
+    data = stream.read(most + 1)
+    if len(data) > most:
+        raise ContextLengthError(
+            f"{name} has more than {most:,} bytes, which do not fit a context of {context}; shorten the text or raise "
+            "the setting `context`"
+        )
+    return data
 
 
 def _decode(data: bytes, name: str) -> str:

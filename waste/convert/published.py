@@ -151,7 +151,7 @@ class PublishedSource:
 
     def record_begin(self, bank: int, index: int) -> None:
         """See `WeightSource.record_begin`."""
-        return None
+        return
 
     def describe_extent(self, extent: Extent) -> str:
         """See `WeightSource.describe_extent`."""

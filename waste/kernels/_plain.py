@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ._jit import helper
 from ._lanes import element, fma, fold, splat, store, zero
 from ._lanes import load as load_x
+from ._tiles import INPUTS, ROWS, store_sixteen
 
 
 @helper
@@ -50,11 +53,106 @@ def one_row(load: Any, size: Any, data: Any, row: Any, columns: Any, x: Any, x_a
 
 
 @helper
+def tile(
+    load: Any,
+    size: Any,
+    data: Any,
+    row: Any,
+    next_row: Any,
+    x: Any,
+    begin: Any,
+    end: Any,
+    width: Any,
+    sums: Any,
+    sums_at: Any,
+) -> None:
+    """Two rows times inputs `begin` to `end` of eight tokens, added to sixteen sums: each weight is loaded once."""
+    at = sums_at
+    a, b, c, d = load_x(sums, at), load_x(sums, at + 8), load_x(sums, at + 16), load_x(sums, at + 24)
+    e, f, g, h = load_x(sums, at + 32), load_x(sums, at + 40), load_x(sums, at + 48), load_x(sums, at + 56)
+    at += 64
+    j, k, l, m = load_x(sums, at), load_x(sums, at + 8), load_x(sums, at + 16), load_x(sums, at + 24)  # noqa: E741
+    n, o, p, q = load_x(sums, at + 32), load_x(sums, at + 40), load_x(sums, at + 48), load_x(sums, at + 56)
+    for i in range(begin, end, 8):
+        v, w = load(data, row), load(data, row + next_row)
+        row += 8 * size
+        value = load_x(x, i)
+        a, j = fma(v, value, a), fma(w, value, j)
+        value = load_x(x, i + width)
+        b, k = fma(v, value, b), fma(w, value, k)
+        value = load_x(x, i + 2 * width)
+        c, l = fma(v, value, c), fma(w, value, l)  # noqa: E741
+        value = load_x(x, i + 3 * width)
+        d, m = fma(v, value, d), fma(w, value, m)
+        value = load_x(x, i + 4 * width)
+        e, n = fma(v, value, e), fma(w, value, n)
+        value = load_x(x, i + 5 * width)
+        f, o = fma(v, value, f), fma(w, value, o)
+        value = load_x(x, i + 6 * width)
+        g, p = fma(v, value, g), fma(w, value, p)
+        value = load_x(x, i + 7 * width)
+        h, q = fma(v, value, h), fma(w, value, q)
+    store_sixteen(sums, sums_at, (a, b, c, d, e, f, g, h), (j, k, l, m, n, o, p, q))
+
+
+@helper
+def multiply_tile(
+    load: Any,
+    size: Any,
+    data: Any,
+    at: Any,
+    columns: Any,
+    first: Any,
+    last: Any,
+    x: Any,
+    t: Any,
+    y: Any,
+    y_column: Any,
+    sums: Any,
+) -> None:
+    """`multiply` for eight tokens from t on and an even number of rows; `sums` holds those of `ROWS` rows.
+
+    Inputs in blocks that stay in the first-level cache while a group of rows goes over them.
+    """
+    width = x.shape[1]
+    for group in range(first, last, ROWS):
+        end = min(group + ROWS, last)
+        for i in range(0, (end - group) * 64, 8):
+            store(sums, i, zero())
+        for i in range(0, columns, INPUTS):
+            to = min(columns, i + INPUTS)
+            for r in range(group, end, 2):
+                row = at + size * (columns * r + i)
+                tile(
+                    load,
+                    size,
+                    data,
+                    row,
+                    size * columns,
+                    x,
+                    t * width + i,
+                    t * width + to,
+                    width,
+                    sums,
+                    (r - group) * 64,
+                )
+        for r in range(group, end):
+            for j in range(8):
+                y[t + j, y_column + r] = fold(load_x(sums, (r - group) * 64 + 8 * j))
+
+
+@helper
 def multiply(
     load: Any, size: Any, data: Any, at: Any, columns: Any, first: Any, last: Any, x: Any, y: Any, y_column: Any
 ) -> None:
     """y[t, y_column + r] = Σ_i W[r, i]·x[t, i] for every token t and the rows first ≤ r < last."""
     tokens, width = x.shape
+    paired = first + (last - first) // 2 * 2
+    tiled = tokens // 8 * 8
+    if tiled:
+        sums = np.empty(64 * ROWS, np.float32)
+        for t in range(0, tiled, 8):
+            multiply_tile(load, size, data, at, columns, first, paired, x, t, y, y_column, sums)
     r = first
     while tokens == 1 and r + 4 <= last:
         row, out = at + size * columns * r, y_column + r
@@ -62,7 +160,7 @@ def multiply(
         r += 4
     while r < last:
         row, out = at + size * columns * r, y_column + r
-        t = 0
+        t = tiled if r < paired else 0
         while t + 4 <= tokens:
             y[t, out], y[t + 1, out], y[t + 2, out], y[t + 3, out] = four_tokens(
                 load, size, data, row, columns, x, t * width, width

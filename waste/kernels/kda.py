@@ -85,6 +85,57 @@ def prepare(
 
 
 @helper
+def remember(state: Any, at: Any, size: Any, k: Any, d: Any) -> Any:
+    """Sᵀk on 32 columns of one head, S decayed; k, d: see `delta_step`. Four chains, so that none waits for itself."""
+    p, q, r, u = zero(), zero(), zero(), zero()
+    for i in range(size):
+        decay, key, row = splat(element(d[0], d[1] + i)), splat(element(k[0], k[1] + i)), at + i * size
+        p = fma(key, decay * load(state, row), p)
+        q = fma(key, decay * load(state, row + 8), q)
+        r = fma(key, decay * load(state, row + 16), r)
+        u = fma(key, decay * load(state, row + 24), u)
+    return p, q, r, u
+
+
+@helper
+def correct(
+    state: Any, after: Any, at: Any, size: Any, q: Any, k: Any, d: Any, beta: Any, corrections: Any, write: Any
+) -> Any:
+    """Form the new state from the decayed one and 32 columns of corrections; returns Sᵀq on them."""
+    c0, c1, c2, c3 = corrections
+    y0, y1, y2, y3 = zero(), zero(), zero(), zero()
+    for i in range(size):
+        decay, key, row = splat(element(d[0], d[1] + i)), splat(beta * element(k[0], k[1] + i)), at + i * size
+        s0 = fma(key, c0, decay * load(state, row))
+        s1 = fma(key, c1, decay * load(state, row + 8))
+        s2 = fma(key, c2, decay * load(state, row + 16))
+        s3 = fma(key, c3, decay * load(state, row + 24))
+        if write:
+            store(after, row, s0)
+            store(after, row + 8, s1)
+            store(after, row + 16, s2)
+            store(after, row + 24, s3)
+        query = splat(element(q[0], q[1] + i))
+        y0, y1, y2, y3 = fma(query, s0, y0), fma(query, s1, y1), fma(query, s2, y2), fma(query, s3, y3)
+    return y0, y1, y2, y3
+
+
+@helper
+def delta_step_wide(
+    state: Any, after: Any, at: Any, size: Any, q: Any, k: Any, v: Any, d: Any, beta: Any, write: Any
+) -> Any:
+    """`delta_step` on 32 columns, to the same bits; v is (array, position of the first of them)."""
+    p0, p1, p2, p3 = remember(state, at, size, k, d)
+    corrections = (
+        load(v[0], v[1]) - p0,
+        load(v[0], v[1] + 8) - p1,
+        load(v[0], v[1] + 16) - p2,
+        load(v[0], v[1] + 24) - p3,
+    )
+    return correct(state, after, at, size, q, k, d, beta, corrections, write)
+
+
+@helper
 def delta_step(
     state: Any, after: Any, at: Any, size: Any, q: Any, k: Any, v: Any, d: Any, beta: Any, write: Any
 ) -> Any:
@@ -106,6 +157,55 @@ def delta_step(
             store(after, at + i * size, s)
         out = fma(splat(element(q[0], q[1] + i)), s, out)
     return out
+
+
+@helper
+def scan_columns(
+    state: Any, after: Any, owed: Any, is_owed: Any, qkv: Any, decay: Any, beta: Any, begin: Any, end: Any, write: Any,
+    h: Any, column: Any, out: Any,
+) -> None:  # fmt: skip
+    """`scan` for eight columns of one head."""
+    size, channels = state.shape[1], decay.shape[1]
+    scale = constant(1.0) / sqrt(splat(f32(size)))
+    at, c = h * size * size + column, h * size
+    if is_owed:
+        k, d = (owed, c), (owed, 2 * channels + c)
+        v, strength = load(owed, channels + c + column), owed[3 * channels + h]
+        delta_step(state, state, at, size, k, k, v, d, strength, 1)
+    source = state
+    for t in range(begin, end):
+        row = t * 3 * channels + c
+        q, k, d = (qkv, row), (qkv, row + channels), (decay, t * channels + c)
+        v = load(qkv, row + 2 * channels + column)
+        read = delta_step(source, after, at, size, q, k, v, d, beta[t, h], write)
+        store(out, t * channels + c + column, read * scale)
+        source = after
+
+
+@helper
+def scan_wide(
+    state: Any, after: Any, owed: Any, is_owed: Any, qkv: Any, decay: Any, beta: Any, begin: Any, end: Any, write: Any,
+    h: Any, column: Any, out: Any,
+) -> None:  # fmt: skip
+    """`scan` for 32 columns of one head."""
+    size, channels = state.shape[1], decay.shape[1]
+    scale = constant(1.0) / sqrt(splat(f32(size)))
+    at, c = h * size * size + column, h * size
+    if is_owed:
+        k, d = (owed, c), (owed, 2 * channels + c)
+        v, strength = (owed, channels + c + column), owed[3 * channels + h]
+        delta_step_wide(state, state, at, size, k, k, v, d, strength, 1)
+    source = state
+    for t in range(begin, end):
+        row, to = t * 3 * channels + c, t * channels + c + column
+        q, k, d = (qkv, row), (qkv, row + channels), (decay, t * channels + c)
+        v = (qkv, row + 2 * channels + column)
+        y0, y1, y2, y3 = delta_step_wide(source, after, at, size, q, k, v, d, beta[t, h], write)
+        store(out, to, y0 * scale)
+        store(out, to + 8, y1 * scale)
+        store(out, to + 16, y2 * scale)
+        store(out, to + 24, y3 * scale)
+        source = after
 
 
 @kernel(f32s3, f32s3, f32s, i64, f32s2, f32s2, f32s2, i64, i64, i64, i64, i64, f32s2)
@@ -130,42 +230,13 @@ def scan(
     in place. With `write` the states after each token go to `after` and `state` stays; without, there is one
     token, whose new state exists in registers only.
     """
-    size, channels = state.shape[1], decay.shape[1]
-    scale = constant(1.0) / sqrt(splat(f32(size)))
+    size = state.shape[1]
     for h in range(first, last):
-        for column in range(0, size, 8):
-            at, c = h * size * size + column, h * size
-            if is_owed:
-                k, v, d = c, channels + c + column, 2 * channels + c
-                delta_step(
-                    state,
-                    state,
-                    at,
-                    size,
-                    (owed, k),
-                    (owed, k),
-                    load(owed, v),
-                    (owed, d),
-                    owed[3 * channels + h],
-                    1,
-                )
-            source = state
-            for t in range(begin, end):
-                row = t * 3 * channels + c
-                read = delta_step(
-                    source,
-                    after,
-                    at,
-                    size,
-                    (qkv, row),
-                    (qkv, row + channels),
-                    load(qkv, row + 2 * channels + column),
-                    (decay, t * channels + c),
-                    beta[t, h],
-                    write,
-                )
-                store(out, t * channels + c + column, read * scale)
-                source = after
+        wide = size // 32 * 32
+        for column in range(0, wide, 32):
+            scan_wide(state, after, owed, is_owed, qkv, decay, beta, begin, end, write, h, column, out)
+        for column in range(wide, size, 8):
+            scan_columns(state, after, owed, is_owed, qkv, decay, beta, begin, end, write, h, column, out)
 
 
 @kernel(f32s2, f32s2, f32s, f32, i64, i64, i64)

@@ -53,6 +53,7 @@ class KernelSet:
     attend: Kernel
     route: Kernel
     combine: Kernel
+    accumulate: Kernel
 
     def only(self, formats: Iterable[str]) -> KernelSet:
         """The same set with kernels for these weight formats alone; names it does not know are passed over."""

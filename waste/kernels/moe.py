@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ._functions import exp_scalar, sigmoid
-from ._jit import f32, f32s, f32s2, helper, i64, i64s2, kernel
+from ._jit import f32, f32s, f32s2, helper, i64, i64s, i64s2, kernel
 from ._lanes import first, fma, load, splat, store, zero
 from .choices import SIGMOID
 
@@ -98,6 +98,17 @@ def route(
             if renormalize and k > 1:
                 weights[t, rank] = weights[t, rank] / (total + f32(1e-20))
             weights[t, rank] *= scaling
+
+
+@kernel(f32s2, i64s, f32s, f32s2, i64, i64)
+def accumulate(answers: Any, tokens: Any, weights: Any, y: Any, column: int, last_column: int) -> None:
+    """y[tokens[i]] += weights[i]·answers[i] in these columns, multiples of eight, for every i."""
+    width = y.shape[1]
+    for i in range(tokens.size):
+        weight = splat(weights[i])
+        for c in range(column, last_column, 8):
+            at = tokens[i] * width + c
+            store(y, at, fma(weight, load(answers, i * width + c), load(y, at)))
 
 
 @kernel(f32s2, i64s2, f32s2, f32s2, i64, i64)

@@ -33,4 +33,5 @@ KERNELS = KernelSet(
     attend=mla.attend,
     route=moe.route,
     combine=moe.combine,
+    accumulate=moe.accumulate,
 )

@@ -21,10 +21,13 @@ from ._codebooks import load_vq2r, load_vq3r, load_vq4p
 from ._f16 import f32_from_f16_bytes, splat_f16
 from ._jit import f32s, f32s2, helper, i64, i64s, kernel, u8s
 from ._lanes import fma, fold, load, prefetch, store, zero
+from ._tiles import store_sixteen
 
 _TILE = 32
 """Positions that all rows of a group go through before any goes on: memory is then read in the order it lies in,
 inside index blocks as well, and each row's eight sums wait in the first-level cache."""
+_TILE_INPUTS = 256
+"""The same for eight tokens, whose inputs share that cache with the codebooks."""
 _CHECKED_AT_ONCE = 1024
 _GROUP = 64
 """Rows of a group, a multiple of eight."""
@@ -102,33 +105,70 @@ def one_token(
 
 
 @helper
-def two_rows(
-    vector: Any, data: Any, at: Any, step: Any, next_row: Any, columns: Any, books: Any, x: Any, x_at: Any, width: Any
-) -> Any:
-    """Two rows times eight tokens, token after token: eight weights are put together once, each sum has its lanes."""
-    a, b, c, d, e, f, g, h = zero(), zero(), zero(), zero(), zero(), zero(), zero(), zero()
-    j, k, l, m, n, o, p, q = zero(), zero(), zero(), zero(), zero(), zero(), zero(), zero()  # noqa: E741
-    for i in range(x_at, x_at + columns, 8):
+def tile(
+    vector: Any, data: Any, at: Any, step: Any, next_row: Any, books: Any, x: Any, begin: Any, end: Any, width: Any,
+    sums: Any, sums_at: Any,
+) -> None:  # fmt: skip
+    """Two rows times inputs `begin` to `end` of eight tokens, added to sixteen sums: weights are put together once."""
+    to = sums_at
+    a, b, c, d = load(sums, to), load(sums, to + 8), load(sums, to + 16), load(sums, to + 24)
+    e, f, g, h = load(sums, to + 32), load(sums, to + 40), load(sums, to + 48), load(sums, to + 56)
+    to += 64
+    j, k, l, m = load(sums, to), load(sums, to + 8), load(sums, to + 16), load(sums, to + 24)  # noqa: E741
+    n, o, p, q = load(sums, to + 32), load(sums, to + 40), load(sums, to + 48), load(sums, to + 56)
+    for i in range(begin, end, 8):
         v, w = vector(data, at, books), vector(data, at + next_row, books)
-        value = load(x, i)
-        a, b = fma(v, value, a), fma(w, value, b)
-        value = load(x, i + width)
-        c, d = fma(v, value, c), fma(w, value, d)
-        value = load(x, i + 2 * width)
-        e, f = fma(v, value, e), fma(w, value, f)
-        value = load(x, i + 3 * width)
-        g, h = fma(v, value, g), fma(w, value, h)
-        value = load(x, i + 4 * width)
-        j, k = fma(v, value, j), fma(w, value, k)
-        value = load(x, i + 5 * width)
-        l, m = fma(v, value, l), fma(w, value, m)  # noqa: E741
-        value = load(x, i + 6 * width)
-        n, o = fma(v, value, n), fma(w, value, o)
-        value = load(x, i + 7 * width)
-        p, q = fma(v, value, p), fma(w, value, q)
         at += step
-    first = fold(a), fold(c), fold(e), fold(g), fold(j), fold(l), fold(n), fold(p)
-    return first, (fold(b), fold(d), fold(f), fold(h), fold(k), fold(m), fold(o), fold(q))
+        value = load(x, i)
+        a, j = fma(v, value, a), fma(w, value, j)
+        value = load(x, i + width)
+        b, k = fma(v, value, b), fma(w, value, k)
+        value = load(x, i + 2 * width)
+        c, l = fma(v, value, c), fma(w, value, l)  # noqa: E741
+        value = load(x, i + 3 * width)
+        d, m = fma(v, value, d), fma(w, value, m)
+        value = load(x, i + 4 * width)
+        e, n = fma(v, value, e), fma(w, value, n)
+        value = load(x, i + 5 * width)
+        f, o = fma(v, value, f), fma(w, value, o)
+        value = load(x, i + 6 * width)
+        g, p = fma(v, value, g), fma(w, value, p)
+        value = load(x, i + 7 * width)
+        h, q = fma(v, value, h), fma(w, value, q)
+    store_sixteen(sums, sums_at, (a, b, c, d, e, f, g, h), (j, k, l, m, n, o, p, q))
+
+
+@helper
+def eight_tokens(
+    vector: Any, size: Any, data: Any, at: Any, columns: Any, first: Any, last: Any, block: Any, books: Any,
+    x: Any, t: Any, y: Any, sums: Any,
+) -> None:  # fmt: skip
+    """y[t + j, r] without scales for eight tokens and the rows first ≤ r < last; `sums` holds 64 float32 for each."""
+    step = size * max(block, 1)
+    next_row = size if block else size * (columns // 8)
+    width = x.shape[1]
+    r = first
+    while r < last:
+        rows = min(_GROUP, last - r)
+        if block:
+            rows = min(rows, block - r % block)
+        paired = rows // 2 * 2
+        begin = first_index(at, columns, block, r, size)
+        for i in range(0, 64 * paired, 8):
+            store(sums, i, zero())
+        for i in range(0, columns, _TILE_INPUTS):
+            x_at, count = t * width + i, min(columns - i, _TILE_INPUTS)
+            for j in range(0, paired, 2):
+                place = begin + i // 8 * step + j * next_row
+                tile(vector, data, place, step, next_row, books, x, x_at, x_at + count, width, sums, 64 * j)
+        for j in range(paired):
+            for i in range(8):
+                y[t + i, r + j] = fold(load(sums, 64 * j + 8 * i))
+        for j in range(paired, rows):
+            for i in range(8):
+                row = begin + j * next_row
+                y[t + i, r + j] = one_row(vector, data, row, step, columns, books, x, (t + i) * width)
+        r += rows
 
 
 @helper
@@ -142,12 +182,6 @@ def one_row(vector: Any, data: Any, at: Any, step: Any, columns: Any, books: Any
 
 
 @helper
-def are_together(row: Any, count: Any, last: Any, block: Any) -> Any:
-    """Whether the indices of so many rows lie at equal distances: inside one block, or anywhere without blocks."""
-    return row + count <= last and (block == 0 or row % block + count <= block)
-
-
-@helper
 def multiply(
     vector: Any, size: Any, data: Any, at: Any, scale_at: Any, columns: Any, first: Any, last: Any, block: Any,
     books: Any, x: Any, y: Any,
@@ -158,23 +192,9 @@ def multiply(
     """
     tokens, width = x.shape
     tiled = tokens // 8 * 8
-    step = size * max(block, 1)
-    next_row = size if block else size * (columns // 8)
-    r = first
-    while tiled and r < last:
-        begin = first_index(at, columns, block, r, size)
-        rows = 1
-        if are_together(r, 2, last, block):
-            rows = 2
-            for t in range(0, tiled, 8):
-                a, b = two_rows(vector, data, begin, step, next_row, columns, books, x, t * width, width)
-                for i in range(8):
-                    y[t + i, r], y[t + i, r + 1] = a[i], b[i]
-        else:
-            for t in range(tiled):
-                y[t, r] = one_row(vector, data, begin, step, columns, books, x, t * width)
-        r += rows
-    sums = np.empty(8 * _GROUP, np.float32)
+    sums = np.empty((64 if tiled else 8) * _GROUP, np.float32)
+    for t in range(0, tiled, 8):
+        eight_tokens(vector, size, data, at, columns, first, last, block, books, x, t, y, sums)
     for t in range(tiled, tokens):
         one_token(vector, size, data, at, columns, first, last, block, books, x, t * width, y, t, sums)
     for r in range(first, last):

@@ -28,7 +28,6 @@ from waste.model.trunk import Target, TrunkWalk
 from waste.sched.cache import ExpertCache
 from waste.sched.ring import TrunkRing
 
-
 WalkWatch = Callable[[str | None, int], None]
 """Told, on the loop's thread, what a walk comes to next: ("embedding", tokens of the step), ("layer", its index),
 ("head", 0), and (None, 0) when it is over, however it ended."""
@@ -68,19 +67,21 @@ class Decoder:
         yield Use(self._norm, is_vector=True)
         yield Use(self._head)
 
-    def scratch_bytes(self, *, tokens: int, logit_rows: int, threads: int) -> int:
-        """Scratch that a step of so many tokens and rows of logits takes."""
-
+    def scratch_bytes(self, *, tokens: int, sessions: int, logit_rows: int, threads: int) -> int:
+        """Scratch that a step of so many tokens and rows of logits takes, or one of a token of each session."""
         # Layers of one make take the same.
         makes = {(type(at.attention), type(at.ffn), at.next_router is None): at for at in self._layers}
 
-        def take(scratch: Scratch) -> None:
+        def take(scratch: Scratch, tokens: int, *, is_decode: bool) -> None:
             self._take_rows(scratch, tokens)
             for layer in makes.values():
-                layer.take(scratch, tokens, threads)
-            self._take_head(scratch, logit_rows)
+                layer.take(scratch, tokens, threads, is_decode=is_decode)
+            self._take_head(scratch, min(tokens, logit_rows))
 
-        return measure(take)
+        return max(
+            measure(lambda scratch: take(scratch, tokens, is_decode=tokens == sessions)),
+            measure(lambda scratch: take(scratch, sessions, is_decode=True)),
+        )
 
     def _take_rows(self, scratch: Scratch, tokens: int) -> LayerRows:
         hidden = self.config.hidden_size
@@ -95,10 +96,19 @@ class Decoder:
     def _take_head(self, scratch: Scratch, rows: int) -> tuple[FloatArray, FloatArray]:
         return scratch.floats(rows, self.config.hidden_size), scratch.floats(rows, self.config.vocab_size)
 
-    async def forward(self, memory: StepMemory, chunks: Sequence[Chunk], tap: Tap, *, reads_on: bool) -> Outcome:
+    async def forward(
+        self,
+        memory: StepMemory,
+        chunks: Sequence[Chunk],
+        tap: Tap,
+        *,
+        reads_on: bool,
+        progress: Callable[[float], None] = lambda part: None,
+    ) -> Outcome:
         """Walk a batch. Nothing of the sessions changes: that is for the drafts of the outcome to commit.
 
-        reads_on: another walk is expected to follow, so the trunk's first tiles are read ahead for it.
+        reads_on: another walk is expected to follow, so the trunk's first tiles are read ahead for it. progress: told
+        what part of the layers has been gone through, 0 to 1, before each.
 
         Raises ReadError or DamagedError naming what could not be used; then, as when cancelled, all drafts are
         discarded and the memory is free for the next step.
@@ -134,7 +144,7 @@ class Decoder:
                     tap,
                     memory.lookahead if tokens == len(chunks) else None,
                 )
-                return Outcome(drafts, await self._through(memory, step, chunks))
+                return Outcome(drafts, await self._through(memory, step, chunks, progress))
         except BaseException:
             for draft in drafts:
                 draft.discard()
@@ -142,7 +152,9 @@ class Decoder:
         finally:
             self._comes_to(None)
 
-    async def _through(self, memory: StepMemory, step: Step, chunks: Sequence[Chunk]) -> list[FloatArray]:
+    async def _through(
+        self, memory: StepMemory, step: Step, chunks: Sequence[Chunk], progress: Callable[[float], None]
+    ) -> list[FloatArray]:
         """From the embedding to the logits, see `_logits`."""
         rows = self._take_rows(memory.scratch, step.tokens)
         ids = [token for chunk in chunks for token in chunk.ids]
@@ -150,6 +162,7 @@ class Decoder:
         with step.walk.waiting():
             await self.embedding.read(memory.embeddings, memory.compute, memory.kernels, ids, rows.stream.sum)
         for layer in self._layers:
+            progress(layer.index / len(self._layers))
             self._comes_to("layer", layer.index)
             await layer.forward(step, memory.experts, self._residuals, rows)
         self._comes_to("head")

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable
+from functools import partial
 
 from waste.errors import ReadError
 from waste.io.extents import Placement
 from waste.kernels.workers import Job, Stage
 from waste.model.compute import Started
-from waste.model.experts import ExpertMath, ExpertWork, ThreadBuffers, expert_key
+from waste.model.experts import ExpertMath, ExpertWork, Rows, ThreadBuffers, expert_key
 from waste.model.scratch import FloatArray
 from waste.model.step import Step
 from waste.model.trunk import Buffer
 from waste.sched.lease import Lease
 
 FAMILY = "experts"
+ROWS_TOGETHER = 64
+"""Rows that one thread does: an index block of a container."""
 
 
 class ExpertRun:
@@ -48,6 +51,7 @@ class ExpertRun:
         self._answers = answers
         self._returns = _Returns(lease.release)
         self._failed = False
+        self._is_sharing = False
 
     async def run(self) -> None:
         """Returns when every expert has answered; raises ReadError or DamagedError, layer and expert named."""
@@ -60,11 +64,50 @@ class ExpertRun:
                     await self._returns.wait()
                     continue
                 with self._step.walk.waiting():
-                    ready = await self._wait()
+                    ready = await wait_for_records(self._lease, self._layer)
                 handed += len(ready)
-                started.append(self._step.compute.start([Stage(FAMILY, [self._job(*record) for record in ready])]))
+                if len(ready) % self._step.compute.threads == 1 and self._can_share:
+                    started.append(self._step.compute.start(self._shared_stages(*ready.pop())))
+                if ready:
+                    started.append(self._step.compute.start([Stage(FAMILY, [self._job(*record) for record in ready])]))
         finally:
             await self._step.compute.finish(*started)
+
+    @property
+    def _can_share(self) -> bool:
+        """Whether several threads may work on one expert: there is one token, and memory for one such expert."""
+        return self._step.tokens == 1 and self._step.compute.threads > 1 and not self._is_sharing
+
+    def _shared_stages(self, key: Hashable, data: Buffer, placement: Placement) -> list[Stage]:
+        """A part of the rows for each thread, so that none is idle while another does the last one alone."""
+        step, item, math, b = self._step, self._work[key], self._math, self._buffers
+        gate, up, y = b.shared_gate, b.shared_up, self._answers[item.first : item.first + 1]
+        self._is_sharing = True
+
+        def check(worker: int) -> None:
+            try:
+                math.check(step.kernels, step.records, item.expert, data, placement, b.bad_scale[worker])
+            except BaseException:
+                self._failed = True
+                self._returns.put(key)
+                raise
+
+        def inner(rows: Rows, worker: int) -> None:
+            math.inner(step.kernels, step.records, data, placement, self._x, gate, up, rows)
+
+        def outer(rows: Rows, worker: int) -> None:
+            math.outer(step.kernels, step.records, data, placement, gate, y, rows)
+
+        def end() -> None:
+            self._is_sharing = False
+            self._returns.put(key)
+
+        inner_rows, outer_rows = (step.compute.split(rows, ROWS_TOGETHER) for rows in math.sizes)
+        return [
+            Stage(FAMILY, [check]),
+            Stage(FAMILY, [partial(inner, rows) for rows in inner_rows]),
+            Stage(FAMILY, [partial(outer, rows) for rows in outer_rows], then=end),
+        ]
 
     def _job(self, key: Hashable, data: Buffer, placement: Placement) -> Job:
         step, item = self._step, self._work[key]
@@ -82,12 +125,14 @@ class ExpertRun:
 
         return answer
 
-    async def _wait(self) -> list[tuple[Hashable, Buffer, Placement]]:
-        try:
-            return await self._lease.wait()
-        except ReadError as error:
-            expert = error.key[1] if isinstance(error.key, tuple) else "?"
-            raise ReadError(f"layer {self._layer}, expert {expert}: {error}", key=error.key) from error
+
+async def wait_for_records(lease: Lease, layer: int) -> list[tuple[Hashable, Buffer, Placement]]:
+    """`lease.wait()`; a ReadError says which expert of which layer could not be read."""
+    try:
+        return await lease.wait()
+    except ReadError as error:
+        expert = error.key[1] if isinstance(error.key, tuple) else "?"
+        raise ReadError(f"layer {layer}, expert {expert}: {error}", key=error.key) from error
 
 
 class _Returns:

@@ -20,6 +20,9 @@ from waste.model.scratch import FloatArray, IntArray, Scratch
 from waste.model.trunk import Buffer
 
 Matrix = Literal["w1", "w3", "w2"]
+Rows = tuple[int, int]
+"""The first, and the one after the last."""
+
 ACTIVATIONS = {"silu": SILU, "situ": SITU}
 
 
@@ -98,12 +101,14 @@ class RecordUse:
 
 @dataclass(frozen=True, slots=True)
 class ThreadBuffers:
-    """Each compute thread's own memory for one expert and up to N tokens."""
+    """Each compute thread's own memory for one expert and up to N tokens, and some that all share for one token."""
 
     x: FloatArray  # [threads, N, input]
     gate: FloatArray  # [threads, N, width]
     up: FloatArray  # [threads, N, width]
     bad_scale: IntArray  # [threads, 1]
+    shared_gate: FloatArray  # [1, width]
+    shared_up: FloatArray  # [1, width]
 
     @staticmethod
     def take(scratch: Scratch, threads: int, tokens: int, input_size: int, width: int) -> ThreadBuffers:
@@ -112,28 +117,34 @@ class ThreadBuffers:
             gate=scratch.floats(threads, tokens, width),
             up=scratch.floats(threads, tokens, width),
             bad_scale=scratch.ints(threads, 1),
+            shared_gate=scratch.floats(1, width),
+            shared_up=scratch.floats(1, width),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWork:
-    """Which expert answers which tokens: `tokens` are batch rows, answers go to `first` and the rows after it."""
+    """Which expert answers which tokens: `tokens` are batch rows, ascending, `weights` what their answers count for.
+
+    first: how many choices, of all tokens, fell on experts with lower ids.
+    """
 
     expert: int
     tokens: IntArray
+    weights: FloatArray
     first: int
 
 
-def sort_by_expert(ids: IntArray, rows: IntArray) -> list[ExpertWork]:
-    """Group [N, k] choices by expert, ascending; fills `rows` [N, k] with each choice's row of answers."""
+def sort_by_expert(ids: IntArray, weights: FloatArray, rows: IntArray) -> list[ExpertWork]:
+    """Group [N, k] choices by expert, ascending; fills `rows` [N, k] with each choice's place in that order."""
     flat = ids.reshape(-1)
     order = np.argsort(flat, kind="stable")
     rows.reshape(-1)[order] = np.arange(flat.size)
     experts, begins = np.unique(flat[order], return_index=True)
-    tokens = order // ids.shape[1]
+    tokens, sorted_weights = order // ids.shape[1], weights.reshape(-1)[order]
     ends = np.append(begins[1:], flat.size)
     return [
-        ExpertWork(int(expert), tokens[begin:end], int(begin))
+        ExpertWork(int(expert), tokens[begin:end], sorted_weights[begin:end], int(begin))
         for expert, begin, end in zip(experts, begins, ends, strict=True)
     ]
 
@@ -169,13 +180,54 @@ class ExpertMath:
         gathered, gate, up = buffers.x[worker, :count], buffers.gate[worker, :count], buffers.up[worker, :count]
         np.take(x, work.tokens, axis=0, out=gathered, mode="clip")
         record, starts = self._record, placement.starts
-        self._check_header(work.expert, data, starts, verify=use.verify)
+        self.check(kernels, use, work.expert, data, placement, buffers.bad_scale[worker])
+        self.inner(kernels, use, data, placement, gathered, gate, up, (0, record.gate.rows))
+        outer = answers[work.first : work.first + count]
+        self._multiply(kernels, use, record.down, data, starts, gate, outer, (0, record.down.rows))
+
+    def check(
+        self, kernels: KernelSet, use: RecordUse, expert: int, data: Buffer, placement: Placement, found: IntArray
+    ) -> None:
+        """Raise DamagedError if the record is not what the source promised, or a scale of it is not a number."""
+        record, starts = self._record, placement.starts
+        self._check_header(expert, data, starts, verify=use.verify)
         for matrix in (record.gate, record.up, record.down):
-            self._check_scales(kernels, work.expert, matrix, data, starts, buffers.bad_scale[worker])
-        self._multiply(kernels, use, record.gate, data, starts, gathered, gate)
-        self._multiply(kernels, use, record.up, data, starts, gathered, up)
-        kernels.activate(gate, up, self._kind, self._beta, self._linear_beta, 0, gate.shape[1])
-        self._multiply(kernels, use, record.down, data, starts, gate, answers[work.first : work.first + count])
+            self._check_scales(kernels, expert, matrix, data, starts, found)
+
+    def inner(
+        self,
+        kernels: KernelSet,
+        use: RecordUse,
+        data: Buffer,
+        placement: Placement,
+        x: FloatArray,
+        gate: FloatArray,
+        up: FloatArray,
+        rows: Rows,
+    ) -> None:
+        """gate[:, r] = act(w1·x, w3·x) for some rows r; up is overwritten."""
+        record, starts = self._record, placement.starts
+        self._multiply(kernels, use, record.gate, data, starts, x, gate, rows)
+        self._multiply(kernels, use, record.up, data, starts, x, up, rows)
+        kernels.activate(gate, up, self._kind, self._beta, self._linear_beta, *rows)
+
+    def outer(
+        self,
+        kernels: KernelSet,
+        use: RecordUse,
+        data: Buffer,
+        placement: Placement,
+        gate: FloatArray,
+        y: FloatArray,
+        rows: Rows,
+    ) -> None:
+        """y[:, r] = w2·gate for some rows r."""
+        self._multiply(kernels, use, self._record.down, data, placement.starts, gate, y, rows)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Rows of the inner matrices and of the outer one."""
+        return self._record.gate.rows, self._record.down.rows
 
     def _multiply(
         self,
@@ -186,15 +238,16 @@ class ExpertMath:
         starts: Sequence[int],
         x: FloatArray,
         y: FloatArray,
+        rows: Rows,
     ) -> None:
         at, scale_at = starts[matrix.weights], starts[matrix.scales] if matrix.scales >= 0 else 0
         if self._bank.codebooks is None:
             product = kernels.formats[matrix.format].product
-            product(data, at, scale_at, matrix.columns, 0, matrix.rows, x, y, 0)
+            product(data, at, scale_at, matrix.columns, *rows, x, y, 0)
         else:
             books, block = use.codebooks[self._layer][matrix.position], self._bank.codebooks.index_block
             product = kernels.codebook_formats[matrix.format].product
-            product(data, at, scale_at, matrix.columns, 0, matrix.rows, block, books, x, y)
+            product(data, at, scale_at, matrix.columns, *rows, block, books, x, y)
 
     def _check_header(self, expert: int, data: Buffer, starts: Sequence[int], *, verify: bool) -> None:
         header = self._bank.header

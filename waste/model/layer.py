@@ -58,8 +58,8 @@ class Layer:
         yield Use(self.prefix + "post_attention_layernorm.weight", is_vector=True)
         yield from self.ffn.uses()
 
-    def take(self, scratch: Scratch, tokens: int, threads: int) -> None:
-        """Take what `forward` takes from the scratch, attention first, for measuring."""
+    def take(self, scratch: Scratch, tokens: int, threads: int, *, is_decode: bool) -> None:
+        """Take what `forward` takes from the scratch, attention first, for measuring. is_decode: as `Step` has it."""
         with scratch.frame():
             if isinstance(self.attention, KdaLayer):
                 self.attention.take(scratch, tokens)
@@ -67,10 +67,10 @@ class Layer:
                 self.attention.take(scratch, tokens, threads)
         with scratch.frame():
             if isinstance(self.ffn, MoeLayer):
-                self.ffn.take(scratch, tokens, threads)
+                self.ffn.take(scratch, tokens, threads, is_decode=is_decode)
             else:
                 self.ffn.take(scratch, tokens)
-            if self.next_router is not None:
+            if is_decode and self.next_router is not None:
                 self.next_router.take(scratch, tokens)
 
     async def forward(self, step: Step, cache: ExpertCache, residuals: Residuals, rows: LayerRows) -> None:

@@ -9,7 +9,8 @@ from waste.io.source import Bank
 from waste.kernels.choices import SIGMOID, SOFTMAX
 from waste.model.config import ModelConfig, MoeConfig
 from waste.model.expert_run import ExpertRun
-from waste.model.experts import ExpertMath, ThreadBuffers, expert_key, sort_by_expert
+from waste.model.expert_sweep import ExpertSweep, SweepBuffers
+from waste.model.experts import ExpertMath, ExpertWork, ThreadBuffers, expert_key, sort_by_expert
 from waste.model.layout import Use
 from waste.model.mlp import GatedMlp, MlpBuffers
 from waste.model.scratch import FloatArray, IntArray, Scratch
@@ -31,11 +32,12 @@ class _Buffers:
     weights: FloatArray  # [N, k]
     rows: IntArray  # [N, k]: where each choice's answer is
     latent: FloatArray  # [N, u], empty where experts read x itself
-    answers: FloatArray  # [N·k, u]
+    answers: FloatArray  # [N·k, u], empty where they are summed up in place
     mixed: FloatArray  # [N, u]: Σ weight · answer, empty where it is the layer's answer itself
     norm: FloatArray  # [u]
     shared: MlpBuffers | None
-    thread: ThreadBuffers
+    thread: ThreadBuffers | None
+    sweep: SweepBuffers | None
 
 
 class MoeLayer:
@@ -68,7 +70,7 @@ class MoeLayer:
                 yield Use(prefix + "routed_expert_norm.weight", is_vector=True)
             yield Use(prefix + "routed_expert_up_proj.weight")
 
-    def take(self, scratch: Scratch, tokens: int, threads: int) -> _Buffers:
+    def take(self, scratch: Scratch, tokens: int, threads: int, *, is_decode: bool) -> _Buffers:
         moe = self._moe
         width = moe.input_size(self._hidden)
         is_latent = moe.latent_size is not None
@@ -80,11 +82,12 @@ class MoeLayer:
             weights=weights,
             rows=scratch.ints(tokens, moe.top_k),
             latent=scratch.floats(tokens, width if is_latent else 0),
-            answers=scratch.floats(tokens * moe.top_k, width),
+            answers=scratch.floats(tokens * moe.top_k if is_decode else 0, width),
             mixed=scratch.floats(tokens, width if is_latent else 0),
             norm=scratch.floats(width),
             shared=None if self._shared is None else self._shared.take(scratch, tokens),
-            thread=ThreadBuffers.take(scratch, threads, tokens, width, moe.expert_width),
+            thread=ThreadBuffers.take(scratch, threads, tokens, width, moe.expert_width) if is_decode else None,
+            sweep=None if is_decode else SweepBuffers.take(scratch, threads, tokens, width, moe.expert_width),
         )
 
     def take_route(self, scratch: Scratch, tokens: int) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
@@ -105,28 +108,78 @@ class MoeLayer:
         When what makes y the first half has been added to the backlog, `half_done` adds what takes it away.
         """
         with step.scratch.frame():
-            b = self.take(step.scratch, step.tokens, step.compute.threads)
+            b = self.take(step.scratch, step.tokens, step.compute.threads, is_decode=step.is_decode)
             with step.backlog.part("router"):
-                await self._ask(step, x, b)
-            work = sort_by_expert(b.ids, b.rows)
-            with cache.lease([expert_key(self._layer, item.expert) for item in work]) as lease:
-                if step.lookahead is not None:
-                    step.lookahead.routed(self._layer, b.ids)
-                source = await self._input(step, x, b)
-                run = ExpertRun(step, self._layer, self._math, lease, cache.slots, work, source, b.thread, b.answers)
-                if self._shared is None:
-                    await run.run()
-                else:
-                    await self._beside_shared(step, x, y, b, half_done, run)
+                work = await self._ask(step, x, b)
+            if step.is_decode:
+                await self._as_they_come(step, cache, x, y, b, half_done, work)
+            else:
+                await self._in_order(step, cache, x, y, b, half_done, work)
             with step.backlog.part("experts"):
                 await self._combine(step, y, b)
 
-    async def _ask(self, step: Step, x: FloatArray, b: _Buffers) -> None:
+    async def _as_they_come(
+        self,
+        step: Step,
+        cache: ExpertCache,
+        x: FloatArray,
+        y: FloatArray,
+        b: _Buffers,
+        half_done: Callable[[], None],
+        work: list[ExpertWork],
+    ) -> None:
+        """For one token a session: all records are asked for at once, and each is computed with as it lands."""
+        assert b.thread is not None
+        with cache.lease([expert_key(self._layer, item.expert) for item in work]) as lease:
+            if step.lookahead is not None:
+                step.lookahead.routed(self._layer, b.ids)
+            source = await self._input(step, x, b)
+            run = ExpertRun(step, self._layer, self._math, lease, cache.slots, work, source, b.thread, b.answers)
+            if self._shared is None:
+                await run.run()
+                return
+            await self._add_shared(step, x, y, b, half_done)
+            beside = step.backlog.start()
+            try:
+                await run.run()
+            finally:
+                await step.compute.finish(beside)
+
+    async def _in_order(
+        self,
+        step: Step,
+        cache: ExpertCache,
+        x: FloatArray,
+        y: FloatArray,
+        b: _Buffers,
+        half_done: Callable[[], None],
+        work: list[ExpertWork],
+    ) -> None:
+        """For chunks: see `ExpertSweep`."""
+        assert b.sweep is not None
+        source = await self._input(step, x, b)
+        if self._shared is not None:
+            await self._add_shared(step, x, y, b, half_done)
+        mixed = self._mixed(b, y)
+        with step.backlog.part("experts"):
+            step.by_token(lambda first, last: mixed[first:last].fill(0.0))
+        await step.backlog.run()
+        await ExpertSweep(step, self._layer, self._math, cache, work, source, b.sweep, mixed).run()
+
+    def _mixed(self, b: _Buffers, y: FloatArray) -> FloatArray:
+        """Where the routed experts' answers are summed up."""
+        return y if self._moe.latent_size is None else b.mixed
+
+    async def _ask(self, step: Step, x: FloatArray, b: _Buffers) -> list[ExpertWork]:
+        """Who answers whom, when the router has been asked."""
+        work: list[ExpertWork] = []
         await step.walk.products(Target(self.gate, x, b.logits))
         await step.walk.vectors((self.bias, b.bias))
         self.route(step, b.logits, b.bias, b.ids, b.weights)
+        step.backlog.add([lambda worker: work.extend(sort_by_expert(b.ids, b.weights, b.rows))])
         await step.backlog.run()
         step.tap.routing(self._layer, b.ids, b.weights)
+        return work
 
     def route(
         self,
@@ -166,20 +219,14 @@ class MoeLayer:
         await step.backlog.run()
         return b.latent
 
-    async def _beside_shared(
-        self, step: Step, x: FloatArray, y: FloatArray, b: _Buffers, half_done: Callable[[], None], run: ExpertRun
+    async def _add_shared(
+        self, step: Step, x: FloatArray, y: FloatArray, b: _Buffers, half_done: Callable[[], None]
     ) -> None:
-        """The shared experts first, then the routed ones as they come: both at once as far as threads go."""
         assert self._shared is not None
         assert b.shared is not None
         with step.backlog.part("shared"):
             await self._shared.forward(step, x, b.shared, y)
             half_done()
-        beside = step.backlog.start()
-        try:
-            await run.run()
-        finally:
-            await step.compute.finish(beside)
 
     async def _combine(self, step: Step, y: FloatArray, b: _Buffers) -> None:
         """y = what the routed experts say, through the latent norm and projection where there are any."""
@@ -188,10 +235,11 @@ class MoeLayer:
         is_normed = is_latent and moe.latent_norm
         if is_normed:
             await step.walk.vectors((prefix + "routed_expert_norm.weight", b.norm))
-        mixed = b.mixed if is_latent else y
+        mixed, is_decode = self._mixed(b, y), step.is_decode
 
         def mix(first: int, last: int) -> None:
-            step.kernels.combine(b.answers, b.rows, b.weights, mixed, first, last)
+            if is_decode:
+                step.kernels.combine(b.answers, b.rows, b.weights, mixed, first, last)
             if is_normed:
                 step.kernels.rms_norm(mixed, 0, mixed.shape[1], b.norm, self._eps, mixed, first, last)
 

@@ -58,6 +58,11 @@ class Step:
     lookahead: Lookahead | None
     """None where nothing is to be read ahead, as with prompts: a chunk needs so many experts that guesses hinder it."""
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether every session of the batch has one token."""
+        return self.tokens == len(self.drafts)
+
     def by_token(self, job: TokenJob, *, then: Callable[[], object] | None = None) -> None:
         """Add `job(first, last)` over ranges of tokens, and `then`, see `Stage`."""
 

@@ -164,6 +164,10 @@ class ReadQueue:
         del self._requests[request.key]
         return request
 
+    def request_of(self, token: int) -> Request:
+        """Whose read this is. Raises KeyError for a token not in flight."""
+        return self._in_flight[token][0]
+
     def stop(self, error: WasteError) -> list[Request]:
         """Issue nothing more. The requests that never were issued; the others finish with `error`."""
         dropped = []

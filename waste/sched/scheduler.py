@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
+from typing import Protocol
 
 from waste.errors import ClosedError, WasteError
-from waste.io.backends.base import Backend, Completion
+from waste.io.backends.base import Backend, Completion, ReadOp
 from waste.io.extents import Placement
 from waste.io.files import FileSet
 from waste.sched.handle import Callback, ReadHandle
 from waste.sched.priority import Kind, Priority
 from waste.sched.queue import QueueStatistics, ReadQueue, Request
+
+ASKED, RETURNED = "reads asked for", "reads returned"
+"""What a batch is about, for a `Watcher`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,8 @@ class SchedulerStatistics:
     """Since the start. `queue` counts reads and bytes, and has the peaks in flight.
 
     completed, failed: reads the device returned. batches: wake-ups they came in.
-    loop_s: seconds of the event loop's time, bookkeeping of everyone who submits in a `batch()` included. io_wait_s: seconds that callers reported with `add_wait`.
+    loop_s: seconds of the event loop's time, bookkeeping of everyone who submits in a `batch()` included. io_wait_s:
+    seconds that callers reported with `add_wait`.
     """
 
     queue: QueueStatistics
@@ -43,6 +48,19 @@ class SchedulerStatistics:
         return self.queue.reads
 
 
+class Watcher(Protocol):
+    """Told what happens, as it does, on the loop's thread, in seconds of `perf_counter`."""
+
+    def read(self, kind: Kind, priority: Priority, size: int, began: float, ended: float) -> None:
+        """A read of `size` bytes that the device was asked for at this priority has come back, good or bad."""
+
+    def loop(self, what: str, began: float, ended: float) -> None:
+        """The loop was busy in a `batch()`, the scheduler's own or somebody else's."""
+
+    def waited(self, seconds: float) -> None:
+        """A walk has just been standing still for want of bytes."""
+
+
 class ReadScheduler:
     """Every read goes through here. All methods are for the event loop's thread; none of them blocks.
 
@@ -59,6 +77,8 @@ class ReadScheduler:
         self.is_changed = False  # for `_Batch`: whether the queue may have something to issue
         self._completed = self._failed = self._batches = 0
         self._io_wait_s = 0.0
+        self.watch: Watcher | None = None
+        self._watched: dict[int, tuple[Kind, Priority, int, float]] = {}
 
     @property
     def is_closed(self) -> bool:
@@ -126,6 +146,8 @@ class ReadScheduler:
     def add_wait(self, seconds: float) -> None:
         """Count time in which a walk stood still for want of bytes."""
         self._io_wait_s += seconds
+        if self.watch is not None:
+            self.watch.waited(seconds)
 
     async def close(self) -> None:
         """Issue nothing more, wake every waiter with ClosedError, and wait until the device has returned.
@@ -172,15 +194,27 @@ class ReadScheduler:
             for request in started:
                 for handle in self._handles[request.key]:
                     handle.mark_issued(self._report)
+            if self.watch is not None:
+                self._note(ops)
             self._backend.submit(ops)
+
+    def _note(self, ops: Sequence[ReadOp]) -> None:
+        now = perf_counter()
+        for op in ops:
+            request = self._queue.request_of(op.token)
+            self._watched[op.token] = request.kind, request.priority, op.length, now
 
     def _deliver(self, completions: list[Completion]) -> None:
         with self._batch:
+            self._batch.what = RETURNED
             self._batches += 1
             self.is_changed = True
             for completion in completions:
                 self._completed += 1
                 self._failed += completion.error is not None
+                # What was asked for before anybody watched is not in there.
+                if (noted := self._watched.pop(completion.token, None)) is not None and self.watch is not None:
+                    self.watch.read(*noted, perf_counter())
                 request = self._queue.complete(completion.token, completion.error)
                 if request is not None:
                     self._finish(request, request.error)
@@ -199,13 +233,14 @@ class ReadScheduler:
 class _Batch:
     """Issues when the outermost `with` ends, and adds up the time spent inside."""
 
-    __slots__ = ("_began", "_depth", "_scheduler", "seconds")
+    __slots__ = ("_began", "_depth", "_scheduler", "seconds", "what")
 
     def __init__(self, scheduler: ReadScheduler) -> None:
         self._scheduler = scheduler
         self._depth = 0
         self._began = 0.0
         self.seconds = 0.0
+        self.what = ASKED
 
     def __enter__(self) -> None:
         if self._depth == 0:
@@ -221,4 +256,8 @@ class _Batch:
         finally:
             self._depth -= 1
             if self._depth == 0:
-                self.seconds += perf_counter() - self._began
+                ended = perf_counter()
+                self.seconds += ended - self._began
+                if self._scheduler.watch is not None:
+                    self._scheduler.watch.loop(self.what, self._began, ended)
+                self.what = ASKED

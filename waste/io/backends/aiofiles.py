@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiofiles.os import wrap
 
-from waste.errors import ClosedError, ReadError
+from waste.errors import BudgetError, ClosedError, ReadError
 from waste.io.backends import register
 from waste.io.backends.base import BackendStatistics, Completion, Deliver, ReadOp
 from waste.io.backends.ledger import Ledger
@@ -133,7 +133,7 @@ def _start_threads(executor: ThreadPoolExecutor, count: int) -> None:
             executor.submit(barrier.wait)
     except RuntimeError as error:
         barrier.abort()
-        raise ReadError(f"the system refused {count} reader threads ({error}); lower io.queue_depth") from error
+        raise BudgetError(f"the system refused {count} reader threads ({error}); lower io.queue_depth") from error
 
 
 async def _open(files: FileSet, opened: asyncio.Future[None], executor: ThreadPoolExecutor) -> None:

@@ -76,7 +76,7 @@ class Backend(Protocol):
         `deliver` is called on this event loop's thread, with everything that has returned since the last time.
 
         Raises ModelError or ReadError if a file cannot be opened, UnsupportedError if direct reads are
-        demanded and refused.
+        demanded and refused, BudgetError if the system refuses the threads.
         """
         ...
 

@@ -21,13 +21,25 @@ from waste.io.files import FileSet
 
 # Small against any budget, and large enough that mapping it costs little beside reading it.
 WINDOW_BYTES = 1 << 20
+# Of all readers together: where there are many, each maps less at a time.
+WINDOWS_BYTES = 16 << 20
+
+
+def window_bytes(queue_depth: int) -> int:
+    """What one of so many readers maps at a time, beside the part of a page or allocation unit in front of it."""
+    return max(mmap.ALLOCATIONGRANULARITY, min(WINDOW_BYTES, WINDOWS_BYTES // queue_depth))
+
+
+def windows_bytes(queue_depth: int) -> int:
+    """The most that so many readers have mapped together."""
+    return queue_depth * (window_bytes(queue_depth) + mmap.ALLOCATIONGRANULARITY)
 
 
 class MmapBackend(ThreadsBackend):
     """`threads`, with windows of mapped memory instead of positional reads. Always through the page cache."""
 
     def __init__(self, queue_depth: int) -> None:
-        super().__init__(queue_depth, read=_read)
+        super().__init__(queue_depth, read=partial(_read, window=window_bytes(queue_depth)))
 
     async def start(self, files: FileSet, deliver: Deliver) -> None:
         """See `Backend.start`. Raises UnsupportedError if direct reads are demanded."""
@@ -35,22 +47,22 @@ class MmapBackend(ThreadsBackend):
         await super().start(files, deliver)
 
 
-def _read(files: FileSet, op: ReadOp) -> int:
+def _read(files: FileSet, op: ReadOp, *, window: int) -> int:
     _advise(files.descriptor(op.file), op.offset, op.length, "POSIX_FADV_WILLNEED")
     try:
-        return read_fully(files, op, read_into=partial(_copy_out, files))
+        return read_fully(files, op, read_into=partial(_copy_out, files, window))
     finally:
         _advise(files.descriptor(op.file), op.offset, op.length, "POSIX_FADV_DONTNEED")
 
 
-def _copy_out(files: FileSet, file: int, buffer: memoryview, offset: int) -> int:
-    """Copy from `offset` as much as fits `buffer` and one window; returns how much, 0 at the end of the file.
+def _copy_out(files: FileSet, most: int, file: int, buffer: memoryview, offset: int) -> int:
+    """Copy from `offset` as much as fits `buffer` and a window of `most` bytes; returns how much, 0 at the end.
 
     Touching a mapped page that the file no longer reaches kills the process, so the size is asked each time. Only a
     file that shrinks within the microseconds after that could still do harm.
     """
     descriptor = files.descriptor(file)
-    length = min(buffer.nbytes, WINDOW_BYTES, os.fstat(descriptor).st_size - offset)
+    length = min(buffer.nbytes, most, os.fstat(descriptor).st_size - offset)
     if length <= 0:
         return 0
     lead = offset % mmap.ALLOCATIONGRANULARITY
@@ -68,4 +80,4 @@ def _advise(descriptor: int, offset: int, length: int, advice: str) -> None:
         os.posix_fadvise(descriptor, offset, length, getattr(os, advice))
 
 
-register("mmap", MmapBackend)
+register("mmap", MmapBackend, window_bytes=windows_bytes)

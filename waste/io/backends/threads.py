@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from waste.errors import ClosedError, ReadError, WasteError
+from waste.errors import BudgetError, ClosedError, ReadError, WasteError
 from waste.io.backends import register
 from waste.io.backends.base import BackendStatistics, Completion, Deliver, ReadOp
 from waste.io.backends.ledger import Ledger
@@ -128,7 +128,7 @@ class ThreadsBackend:
         try:
             thread.start()
         except RuntimeError as error:
-            raise ReadError(
+            raise BudgetError(
                 f"the system refused reader thread {number + 1} of {self._queue_depth} ({error}); lower io.queue_depth"
             ) from error
         self._threads.append(thread)

@@ -55,3 +55,8 @@ def route(
 def combine(answers: Floats, rows: Ids, weights: Floats, y: Floats, first_token: int, last_token: int) -> None:
     for t in range(first_token, last_token):
         y[t] = weights[t].astype(np.float64) @ answers[rows[t]]
+
+
+def accumulate(answers: Floats, tokens: Ids, weights: Floats, y: Floats, column: int, last_column: int) -> None:
+    columns = slice(column, last_column)
+    y[tokens, columns] += weights[:, np.newaxis] * answers[: tokens.size, columns]

@@ -1,0 +1,160 @@
+"""The experts of one layer for many tokens: in ascending order, each by all threads, added up where the sum belongs.
+
+A chunk needs most of a layer's experts, and each for many tokens. Their records are read in the order they lie in, a
+window ahead of the work, and every thread does a part of the rows. Expert after expert adds to the sum of its tokens,
+which is the order in which a single token's experts are summed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from waste.io.extents import Placement
+from waste.kernels.workers import Stage
+from waste.model.compute import Started, split_range
+from waste.model.expert_run import FAMILY, ROWS_TOGETHER, wait_for_records
+from waste.model.experts import ExpertMath, ExpertWork, Rows, expert_key
+from waste.model.scratch import FloatArray, IntArray, Scratch
+from waste.model.step import Step
+from waste.model.trunk import Buffer
+from waste.sched.cache import ExpertCache
+from waste.sched.lease import Lease
+
+TILE = 128
+"""Tokens that an expert answers at a time; what it takes to stay in the second-level cache."""
+TOKENS_TOGETHER = 8
+"""Kernels share each weight among so many tokens, so that many are made up."""
+
+Record = tuple[Buffer, Placement]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepBuffers:
+    """For up to `TILE` tokens, rounded up to those that kernels take together: T."""
+
+    x: FloatArray  # [T, input]
+    gate: FloatArray  # [T, width]
+    up: FloatArray  # [T, width]
+    answers: FloatArray  # [T, input]
+    bad_scale: IntArray  # [threads, 1]
+
+    @staticmethod
+    def take(scratch: Scratch, threads: int, tokens: int, input_size: int, width: int) -> SweepBuffers:
+        tile = _rounded(min(tokens, TILE))
+        return SweepBuffers(
+            x=scratch.floats(tile, input_size),
+            gate=scratch.floats(tile, width),
+            up=scratch.floats(tile, width),
+            answers=scratch.floats(tile, input_size),
+            bad_scale=scratch.ints(threads, 1),
+        )
+
+
+class ExpertSweep:
+    """mixed[t] = Σ weight · answer over the experts of each token of the step, ascending."""
+
+    def __init__(
+        self,
+        step: Step,
+        layer: int,
+        math: ExpertMath,
+        cache: ExpertCache,
+        work: Sequence[ExpertWork],
+        x: FloatArray,
+        buffers: SweepBuffers,
+        mixed: FloatArray,
+    ) -> None:
+        self._step = step
+        self._layer = layer
+        self._math = math
+        self._cache = cache
+        self._work = work
+        self._x = x
+        self._b = buffers
+        self._mixed = mixed
+
+    async def run(self) -> None:
+        """Returns when every expert has answered; raises ReadError or DamagedError, layer and expert named."""
+        # Two windows are under way at a time, and together they must leave nobody without a slot.
+        window = max(1, self._cache.slots // 2)
+        windows = deque(self._work[at : at + window] for at in range(0, len(self._work), window))
+        following: list[tuple[Lease, Sequence[ExpertWork]]] = []
+        with ExitStack() as leases:
+            while windows or following:
+                while windows and len(following) < (2 if self._cache.slots > 1 else 1):
+                    items = windows.popleft()
+                    keys = [expert_key(self._layer, item.expert) for item in items]
+                    following.append((leases.enter_context(self._cache.lease(keys)), items))
+                lease, items = following.pop(0)
+                await self._sweep(lease, items)
+                lease.close()
+
+    async def _sweep(self, lease: Lease, items: Sequence[ExpertWork]) -> None:
+        """What has come is computed in one go while the next records come."""
+        ready: dict[Hashable, Record] = {}
+        left = deque(items)
+        running: Started | None = None
+        held: list[Hashable] = []
+        try:
+            while left:
+                while expert_key(self._layer, left[0].expert) not in ready:
+                    with self._step.walk.waiting():
+                        for key, data, placement in await wait_for_records(lease, self._layer):
+                            ready[key] = data, placement
+                stages: list[Stage] = []
+                keys: list[Hashable] = []
+                while left and (key := expert_key(self._layer, left[0].expert)) in ready:
+                    stages.extend(self._stages(left.popleft(), *ready.pop(key)))
+                    keys.append(key)
+                if running is not None:
+                    await self._step.compute.finish(running)
+                    self._release(lease, held)
+                running, held = self._step.compute.start(stages), keys
+        finally:
+            if running is not None:
+                await self._step.compute.finish(running)
+        self._release(lease, held)
+
+    def _release(self, lease: Lease, keys: list[Hashable]) -> None:
+        for key in keys:
+            lease.release(key)
+
+    def _stages(self, item: ExpertWork, data: Buffer, placement: Placement) -> Iterator[Stage]:
+        step, math, b = self._step, self._math, self._b
+
+        def check(worker: int) -> None:
+            math.check(step.kernels, step.records, item.expert, data, placement, b.bad_scale[worker])
+
+        def inner(count: int, rows: Rows, worker: int) -> None:
+            math.inner(step.kernels, step.records, data, placement, b.x[:count], b.gate[:count], b.up[:count], rows)
+
+        def outer(count: int, tokens: IntArray, weights: FloatArray, rows: Rows, worker: int) -> None:
+            answers = b.answers[:count]
+            math.outer(step.kernels, step.records, data, placement, b.gate[:count], answers, rows)
+            step.kernels.accumulate(answers, tokens, weights, self._mixed, *rows)
+
+        yield Stage(FAMILY, [check])
+        inner_rows, outer_rows = (step.compute.split(rows, ROWS_TOGETHER) for rows in math.sizes)
+        for at in range(0, item.tokens.size, TILE):
+            tokens, weights = item.tokens[at : at + TILE], item.weights[at : at + TILE]
+            count = _rounded(tokens.size)
+            padded = np.append(tokens, np.repeat(tokens[-1:], count - tokens.size))
+            parts = split_range(count, step.compute.threads)
+            yield Stage(FAMILY, [partial(self._gather, padded, part) for part in parts])
+            yield Stage(FAMILY, [partial(inner, count, rows) for rows in inner_rows])
+            yield Stage(FAMILY, [partial(outer, count, tokens, weights, rows) for rows in outer_rows])
+
+    def _gather(self, tokens: IntArray, part: Rows, worker: int) -> None:
+        first, last = part
+        np.take(self._x, tokens[first:last], axis=0, out=self._b.x[first:last], mode="clip")
+
+
+def _rounded(tokens: int) -> int:
+    """As many as kernels take together, or a few that go one by one."""
+    return tokens if tokens < 3 else -(-tokens // TOKENS_TOGETHER) * TOKENS_TOGETHER
