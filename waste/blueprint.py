@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from waste.errors import BudgetError, ContextLengthError
 from waste.footprint import (
     CHUNK_SHARE,
-    CHUNKS,
     INTERPRETER_BYTES,
     LEAST_CHUNK,
+    MOST_CHUNK,
     MOST_SESSIONS,
     StepSizes,
     compiling_bytes,
@@ -74,28 +77,43 @@ def draw(
     floor = max(floor_bytes(demand), compiling_bytes(demand.fixed, settings))
     if budget < floor:
         raise BudgetError(_below_floor(bundle, settings, demand, budget=budget, floor=floor, limit=limit))
-    least = sum(demand.fixed.values())
-    for chunk in CHUNKS if settings.prefill_chunk is None else ():
-        longer, more = plan_for(settings.sessions or 1, chunk)
-        if sum(more.fixed.values()) - least > (budget - floor) * CHUNK_SHARE:
-            break
-        sizes, demand = longer, more
-    plan = make_plan(demand, budget=budget, floor=floor, trunk=settings.trunk, experts=settings.experts)
+    idle = 0
+    if settings.prefill_chunk is None:
+        share = sum(demand.fixed.values()) + int((budget - floor) * CHUNK_SHARE)
+        sizes, demand = _longest_chunk(partial(plan_for, settings.sessions or 1), share, settings.context)
+        idle = 0 if sizes.chunk == min(MOST_CHUNK, settings.context) else share - sum(demand.fixed.values())
+    split = partial(make_plan, floor=floor, trunk=settings.trunk, experts=settings.experts)
+    plan = split(demand, budget=budget - idle)
     if settings.sessions is None:
-        # More sessions may be open if their memory is left over: nobody's bytes are read more often for them.
+        spare = budget - idle - plan.total_bytes
         for sessions in range(MOST_SESSIONS, 1, -1):
             wider, more = plan_for(sessions, sizes.chunk)
-            if sum(more.fixed.values()) - sum(demand.fixed.values()) > budget - plan.total_bytes:
-                continue
-            if floor_bytes(more) > budget:
-                continue
-            roomier = make_plan(more, budget=budget, floor=floor, trunk=settings.trunk, experts=settings.experts)
-            if roomier.split == plan.split:
+            if (
+                _costs_nobody(demand, more, spare)
+                and (roomier := split(more, budget=budget - idle)).split == plan.split
+            ):
                 sizes, demand, plan = wider, more, roomier
                 break
+    plan = replace(plan, budget_bytes=budget)
     if not is_elsewhere:
         _check_address_space(plan, threads=threads + settings.io_queue_depth)
     return Blueprint(bundle, decoder, layout, sizes, StateShape.of(config, settings.context), demand, plan, threads)
+
+
+def _costs_nobody(demand: Demand, more: Demand, spare: int) -> bool:
+    """Whether more sessions may be open: their memory is left over, so nobody's bytes are read more often for them."""
+    return sum(more.fixed.values()) - sum(demand.fixed.values()) <= spare
+
+
+def _longest_chunk(
+    plan_for: Callable[[int], tuple[StepSizes, Demand]], most_bytes: int, context: int
+) -> tuple[StepSizes, Demand]:
+    """The longest chunk, a multiple of the least or the whole context, whose fixed bytes are at most so many."""
+    steps = -(-min(MOST_CHUNK, context) // LEAST_CHUNK)
+    fits = bisect_right(
+        range(2, steps + 1), most_bytes, key=lambda count: sum(plan_for(count * LEAST_CHUNK)[1].fixed.values())
+    )
+    return plan_for((fits + 1) * LEAST_CHUNK)
 
 
 def _budget(settings: Settings, limit: MemoryLimit | None) -> int:

@@ -68,11 +68,13 @@ class StepSizes:
 
 
 LEAST_CHUNK = 64
-CHUNKS = (LEAST_CHUNK, 128, 256, 512, 1024, 2048, 4096)
-"""Prompt tokens of one step, as many as `CHUNK_SHARE` of what a budget has above the floor carries.
+MOST_CHUNK = 4096
+"""Prompt tokens of one step: a multiple of the least, as many as `CHUNK_SHARE` of what a budget has above the floor
+carries.
 
-A prompt reads the streamed trunk and its experts once a chunk. Trunk and experts get a fixed share of the same bytes,
-so more RAM makes all three larger or none, and never means more bytes read.
+A prompt reads the streamed trunk and its experts once a chunk, so long ones save most of the reads. The share is kept
+from trunk and experts whether the chunk uses all of it or not: more RAM makes all of them larger or none, and never
+means more bytes read.
 """
 CHUNK_SHARE = 1 / 8
 EMBEDDING_SLOTS = 64

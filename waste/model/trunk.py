@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,7 +106,9 @@ class TrunkWalk:
             return await self._ring.acquire(tile)
         except ReadError as error:
             name = next(piece.tensor.name for piece in self._layout.pieces if piece.tile == tile)
-            raise ReadError(f"trunk tile {tile}, from {name} on: {error}", key=error.key) from error
+            layer = re.search(r"layers\.(\d+)\.", name)
+            where = "the head" if layer is None else f"layer {layer[1]}"
+            raise ReadError(f"{where}, trunk tile {tile}, from {name} on: {error}", key=error.key) from error
 
     def _let_go(self) -> None:
         if self._data is not None:

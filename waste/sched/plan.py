@@ -80,10 +80,13 @@ def make_plan(demand: Demand, *, budget: int, floor: int, trunk: int | None = No
     tiles, record_bytes, least = _Trunk(demand.tiles), demand.record_bytes, _least_slots(demand)
     affordable = (room - tiles.bytes(0)) // record_bytes if record_bytes else 0
     wanted = demand.layer_records if experts is None else experts // max(1, record_bytes)
-    slots = min(demand.records, affordable, max(least, wanted))
+    comfortable = min(demand.records, max(least, wanted))
+    slots = min(affordable, comfortable)
     trunk_room = room - slots * record_bytes
     wished = trunk_room if trunk is None else max(tiles.bytes(0), min(trunk, trunk_room))
-    pinned = tiles.longest_prefix(wished)
+    # What is too little for one more slot pins nothing: the slot would take it back, and more RAM would read more.
+    is_short = trunk is None and experts is None and slots < comfortable
+    pinned = 0 if is_short else tiles.longest_prefix(wished)
     ring = tiles.ring_slots(pinned, wished)
     rest = trunk_room - tiles.bytes(pinned, ring)
     # Not before the whole trunk is pinned: slots that the next tile would take back make more RAM read more.
