@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from waste.errors import UnsupportedError
 from waste.kernels import load_kernels
 
-_X86 = "fma f16c avx avx2 avx512f avx512vl avx512bw avx512vbmi avx512vnni avx512bf16 amx-tile"
+_X86 = "fma f16c bmi2 avx avx2 avx512f avx512vl avx512bw avx512vbmi avx512vnni avx512bf16 amx-tile"
 _ARM = "neon fullfp16 dotprod bf16 i8mm sve sve2"
 FEATURES = (*_X86.split(), *_ARM.split())
 """Those that matter to arithmetic on weights, by LLVM's names."""
