@@ -28,6 +28,7 @@ from tests.convert.conversions import convert
 from tests.engine.harness import GOLDEN, STREAMING, all_logits, bits, open_model
 from tests.io.containers import another, copy_container, mutate
 from waste.errors import WasteError
+from waste.footprint import INTERPRETER_BYTES
 from waste.model.scratch import FloatArray
 
 BUDGET_BYTES = 512 << 20
