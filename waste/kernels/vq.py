@@ -26,8 +26,8 @@ from ._tiles import store_sixteen
 _TILE = 32
 """Positions that all rows of a group go through before any goes on: memory is then read in the order it lies in,
 inside index blocks as well, and each row's eight sums wait in the first-level cache."""
-_TILE_INPUTS = 256
-"""The same for eight tokens, whose inputs share that cache with the codebooks."""
+_TILE_ROWS, _TILE_INPUTS = 32, 256
+"""Rows and inputs of eight tokens that share that cache with the codebooks."""
 _CHECKED_AT_ONCE = 1024
 _GROUP = 64
 """Rows of a group, a multiple of eight."""
@@ -149,7 +149,7 @@ def eight_tokens(
     width = x.shape[1]
     r = first
     while r < last:
-        rows = min(_GROUP, last - r)
+        rows = min(_TILE_ROWS, last - r)
         if block:
             rows = min(rows, block - r % block)
         paired = rows // 2 * 2
@@ -192,7 +192,7 @@ def multiply(
     """
     tokens, width = x.shape
     tiled = tokens // 8 * 8
-    sums = np.empty((64 if tiled else 8) * _GROUP, np.float32)
+    sums = np.empty(max(64 * _TILE_ROWS if tiled else 0, 8 * _GROUP), np.float32)
     for t in range(0, tiled, 8):
         eight_tokens(vector, size, data, at, columns, first, last, block, books, x, t, y, sums)
     for t in range(tiled, tokens):
