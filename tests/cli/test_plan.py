@@ -144,3 +144,25 @@ def test_synth_refuses_what_makes_no_model(call: Call, tmp_path: Path) -> None:
     assert_one_line(call("synth", out, "--shape", "k4"), 2, "--shape is 'k4', expected k3 or kimi-linear")
     assert_one_line(call("synth", out, "--shape", "k3", "--layers", "1"), 2, "--layers is 1")
     assert not (tmp_path / "m").exists()
+
+
+def test_a_sweep_has_every_split_and_trunk_first_is_best_where_ram_is_short(call: Call, k3: str) -> None:
+    value = call("plan", "--config", k3, "--ram", "64GiB", "--sweep", "--disk", "2GB", "--json").json
+    splits = value["sweep"]
+    assert len(splits) > 10
+    trunk = [split["trunk_bytes"] for split in splits]
+    assert trunk == sorted(trunk)
+    assert all(split["trunk_bytes"] + split["expert_bytes"] <= value["budget_bytes"] for split in splits)
+    # A byte of trunk saves a byte at every token, a byte of experts only as often as its expert is asked for.
+    assert min(splits, key=lambda split: split["bytes_per_token"]) == splits[-1]
+    assert splits[0]["seconds_per_token"] == pytest.approx(splits[0]["bytes_per_token"] / 2e9)
+    text = call("plan", "--config", k3, "--ram", "64GiB", "--sweep", "--disk", "2GB").out
+    assert text.count("least") == 1
+    assert len(text.splitlines()) == len(splits) + 1
+
+
+def test_a_sweep_that_cannot_be_drawn_says_why(call: Call, k3: str, tmp_path: Path) -> None:
+    where = tmp_path / "no" / "sweep.png"
+    failed = call("plan", "--config", k3, "--ram", "4GiB", "--plot", str(where), "--disk", "2GB")
+    assert failed.code == 2
+    assert "matplotlib" in failed.err or "writing" in failed.err

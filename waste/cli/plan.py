@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from waste.blueprint import Blueprint
     from waste.forecast import Forecast
     from waste.model.bundle import ModelBundle
+    from waste.settings import Settings
 
 ConfigOption = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="Plan from a config.json alone, without weights.")
@@ -33,6 +34,11 @@ DiskOption = Annotated[
     typer.Option("--disk", metavar="RATE", help="The disk's rate a second, such as 2GB [default: measured]."),
 ]
 
+
+SweepOption = Annotated[bool, typer.Option("--sweep", help="Every split of the RAM between trunk and expert cache.")]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="The sweep as a picture; takes the extra `plot`.")
+]
 
 _RARE = ("temporaries", "reserve")
 """Parts of which there is nothing to say while they are empty."""
@@ -52,6 +58,8 @@ def plan(
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="A model's folder, or `demo`.")] = None,
     config: ConfigOption = None,
     disk: DiskOption = None,
+    sweep: SweepOption = False,
+    plot: PlotOption = None,
     preset: PresetOption = None,
     ram: RamOption = None,
     trunk: TrunkOption = None,
@@ -60,6 +68,8 @@ def plan(
     as_json: JsonOption = False,
 ) -> Callable[[], None]:
     """Show how a model would use a memory budget, the least it needs, and what a token costs.
+
+    With --sweep: what it costs under every split between trunk and expert cache, --trunk and --experts aside.
 
     Bytes a token are those of one session decoding, once the caches have filled: the trunk's are exact, the experts'
     suppose that every expert is equally likely.
@@ -75,6 +85,9 @@ def plan(
         check_names(settings)
         bundle = _bundle(model, config)
         drawn = draw(bundle, settings, is_elsewhere=config is not None)
+        if sweep or plot is not None:
+            _show_sweep(drawn, settings, _rate(disk, bundle), plot, as_json=as_json)
+            return
         outlook = Outlook(drawn, forecast(drawn), forecast(with_more_ram(drawn, settings)), _rate(disk, bundle))
         if as_json:
             print_json(_as_object(outlook))
@@ -82,6 +95,26 @@ def plan(
             write_text(_as_text(outlook))
 
     return work
+
+
+def _show_sweep(drawn: Blueprint, settings: Settings, rate: float | None, plot: Path | None, *, as_json: bool) -> None:
+    from waste.cli.output import format_bytes, print_json, write_text
+    from waste.cli.sweep import as_objects, as_picture, as_text
+    from waste.sweep import sweep
+
+    budget = drawn.plan.budget_bytes
+    splits = sweep(drawn, settings)
+    if plot is not None:
+        title = f"{drawn.bundle.path.name}, {format_bytes(budget)}, context {drawn.shape.context:,}"
+        picture = as_picture(splits, title)
+        try:
+            plot.write_bytes(picture)
+        except OSError as error:
+            raise InputError(f"writing {plot}: {error.strerror}") from error
+    if as_json:
+        print_json({"model": str(drawn.bundle.path), "budget_bytes": budget, "sweep": as_objects(splits, rate)})
+    else:
+        write_text(as_text(splits, rate))
 
 
 def _bundle(model: str | None, config: str | None) -> ModelBundle:

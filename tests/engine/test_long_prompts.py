@@ -1,0 +1,69 @@
+"""Chunks of any length: the same bits as token by token, in logits and in what the session carries on."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tests.engine.harness import assert_idle, assert_same_bits, feed, insides, open_model
+from waste.model.expert_sweep import TILE
+from waste.model.scratch import FloatArray
+from waste.session import Session
+
+LENGTH = 2 * TILE + 5
+CHUNKS = [7, 64, TILE - 1, TILE, TILE + 1, 1000]
+"""Around what experts take at a time, and more than there is."""
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+def carried(session: Session) -> list[FloatArray]:
+    """What the next token depends on, but for updates that a state is owed."""
+    state = session.state
+    return [state.latents[:, : state.length].copy(), state.past.copy()]
+
+
+@pytest.mark.parametrize("name", ["tiny-k3", "tiny-kimi-linear"])
+@pytest.mark.parametrize("settings", [{}, {"experts": 1, "trunk": 0, "trunk.tile": "64KiB"}], ids=["roomy", "least"])
+async def test_any_chunk_gives_the_same_bits(name: str, settings: dict[str, object]) -> None:
+    rng = random.Random(name)
+    async with open_model(name, context=LENGTH + 8, **settings, **{"prefill.chunk": LENGTH}) as engine:
+        # Few different ids make some experts busy with more tokens than they take at a time.
+        ids = [rng.randrange(engine.model.config.vocab_size) if i % 3 else 5 for i in range(LENGTH)]
+        last = ids[:3]
+        async with engine.session() as session:
+            expected = await feed(engine, session, ids, 1)
+            states = carried(session)
+            going_on = await feed(engine, session, last, 1)
+        for chunk in CHUNKS if not settings else CHUNKS[1::2]:
+            async with engine.session() as session:
+                assert_same_bits(await feed(engine, session, ids, chunk), expected)
+                for found, state in zip(carried(session), states, strict=True):
+                    assert np.array_equal(found, state)
+                assert_same_bits(await feed(engine, session, last, 1), going_on)
+        await assert_idle(engine)
+
+
+async def test_a_chunk_reads_each_expert_once() -> None:
+    """However few slots there are."""
+    async with open_model("tiny-k3", context=LENGTH, experts=1, **{"prefill.chunk": LENGTH}) as engine:
+        rng = random.Random(3)
+        ids = [rng.randrange(engine.model.config.vocab_size) for _ in range(LENGTH)]
+        async with engine.session() as session:
+            await insides(engine).loop.step(session, ids, wanted=0)
+        config, statistics = engine.model.config, insides(engine).memory.experts.statistics()
+        assert config.moe is not None
+        layers = sum(map(config.is_moe, range(config.num_hidden_layers)))
+        assert statistics.slots < config.moe.num_experts
+        assert statistics.misses <= layers * config.moe.num_experts
+
+
+async def test_a_longer_chunk_fits_what_was_planned() -> None:
+    async with open_model("tiny-k3", context=LENGTH, sessions=1, **{"prefill.chunk": LENGTH}) as engine:
+        rows = engine.plan.parts["logits"] // (4 * engine.model.config.vocab_size)
+        async with engine.session() as session:
+            await insides(engine).loop.step(session, [1] * LENGTH, wanted=min(rows, LENGTH))
+        peak, planned = insides(engine).memory.scratch.peak, engine.plan.parts["scratch"]
+        assert planned - 4096 <= peak <= planned
