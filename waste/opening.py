@@ -101,7 +101,7 @@ class Opened:
             bytes_read={str(kind): size for kind, size in reads.bytes_read.items()},
             reads={priority.name.lower(): count for priority, count in reads.reads.items()},
             expert_hits=experts.hits,
-            expert_misses=experts.misses,
+            expert_misses=experts.misses + experts.joined,
             lookahead_issued=experts.lookahead_issued,
             lookahead_used=experts.lookahead_used,
             lookahead_wasted_bytes=experts.lookahead_bytes - experts.lookahead_used_bytes,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from types import TracebackType
 
 import numpy as np
 
@@ -57,7 +57,10 @@ class SweepBuffers:
 
 
 class ExpertSweep:
-    """mixed[t] = Σ weight · answer over the experts of each token of the step, ascending."""
+    """mixed[t] = Σ weight · answer over the experts of each token of the step, ascending; mixed begins as zeros.
+
+    A context manager: entering it asks for the first records, leaving it lets go of what is held.
+    """
 
     def __init__(
         self,
@@ -78,22 +81,38 @@ class ExpertSweep:
         self._x = x
         self._b = buffers
         self._mixed = mixed
+        self._windows: deque[Sequence[ExpertWork]] = deque()
+        self._asked: deque[tuple[Lease, Sequence[ExpertWork]]] = deque()
+
+    def __enter__(self) -> ExpertSweep:
+        # Two windows are under way at a time, and together they must leave nobody without a slot.
+        window = max(1, self._cache.slots // 2)
+        self._windows = deque(self._work[at : at + window] for at in range(0, len(self._work), window))
+        self._ask()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for lease, _ in self._asked:
+            lease.close()
+        self._asked.clear()
+
+    def _ask(self) -> None:
+        """Lease the next windows, as far as slots go."""
+        while self._windows and len(self._asked) < min(2, self._cache.slots):
+            items = self._windows.popleft()
+            keys = [expert_key(self._layer, item.expert) for item in items]
+            self._asked.append((self._cache.lease(keys), items))
 
     async def run(self) -> None:
         """Returns when every expert has answered; raises ReadError or DamagedError, layer and expert named."""
-        # Two windows are under way at a time, and together they must leave nobody without a slot.
-        window = max(1, self._cache.slots // 2)
-        windows = deque(self._work[at : at + window] for at in range(0, len(self._work), window))
-        following: list[tuple[Lease, Sequence[ExpertWork]]] = []
-        with ExitStack() as leases:
-            while windows or following:
-                while windows and len(following) < (2 if self._cache.slots > 1 else 1):
-                    items = windows.popleft()
-                    keys = [expert_key(self._layer, item.expert) for item in items]
-                    following.append((leases.enter_context(self._cache.lease(keys)), items))
-                lease, items = following.pop(0)
-                await self._sweep(lease, items)
-                lease.close()
+        while self._asked:
+            lease, items = self._asked[0]
+            await self._sweep(lease, items)
+            lease.close()
+            self._asked.popleft()
+            self._ask()
 
     async def _sweep(self, lease: Lease, items: Sequence[ExpertWork]) -> None:
         """What has come is computed in one go while the next records come."""

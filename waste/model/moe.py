@@ -157,14 +157,15 @@ class MoeLayer:
     ) -> None:
         """For chunks: see `ExpertSweep`."""
         assert b.sweep is not None
-        source = await self._input(step, x, b)
-        if self._shared is not None:
-            await self._add_shared(step, x, y, b, half_done)
-        mixed = self._mixed(b, y)
-        with step.backlog.part("experts"):
-            step.by_token(lambda first, last: mixed[first:last].fill(0.0))
-        await step.backlog.run()
-        await ExpertSweep(step, self._layer, self._math, cache, work, source, b.sweep, mixed).run()
+        mixed, source = self._mixed(b, y), x if self._moe.latent_size is None else b.latent
+        with ExpertSweep(step, self._layer, self._math, cache, work, source, b.sweep, mixed) as sweep:
+            await self._input(step, x, b)
+            if self._shared is not None:
+                await self._add_shared(step, x, y, b, half_done)
+            with step.backlog.part("experts"):
+                step.by_token(lambda first, last: mixed[first:last].fill(0.0))
+            await step.backlog.run()
+            await sweep.run()
 
     def _mixed(self, b: _Buffers, y: FloatArray) -> FloatArray:
         """Where the routed experts' answers are summed up."""
