@@ -112,7 +112,7 @@ def test_a_wish_beyond_the_budget_is_said(call: Call) -> None:
 def test_the_floor_of_a_small_model_is_the_compilers(call: Call) -> None:
     """So no other setting is told to be the cure."""
     result = call("plan", "demo", "--ram", "300MiB")
-    assert_one_line(result, 3, "compiling its kernels takes", "raise --ram")
+    assert_one_line(result, 3, "compiles its kernels, which takes", "raise --ram")
     assert "lower" not in result.err
 
 

@@ -204,8 +204,10 @@ class _Run:
 
     def _convert(self, unit: Unit) -> None:
         place = "outside the layers" if unit.layer is None else f"of layer {unit.layer}"
-        self._pace.what = f"{'experts' if unit.kind == 'bank' else 'trunk'} {place}"
-        self._pace.advance(0)
+        kind = "trunk"
+        if unit.kind == "bank":
+            kind = "experts" if self._layout.vectors is None else "codebooks and experts"
+        self._pace.begin(f"{kind} {place}", kind)
         files = SourceFiles(self._source.paths, self._layout.files(unit))
         try:
             if unit.kind == "trunk":

@@ -26,6 +26,18 @@ class Pace:
         self._done = 0
         self._skipped = 0
         self.what = ""
+        self._kind = ""
+
+    def begin(self, what: str, kind: str) -> None:
+        """The next piece of work. Where its kind is another one than before, the rate so far says nothing about it."""
+        with self._lock:
+            self.what = what
+            if kind != self._kind:
+                self._kind = kind
+                self._skipped += self._done
+                self._done = 0
+                self._began = self._clock()
+        self.advance(0)
 
     def skip(self, count: int) -> None:
         with self._lock:
