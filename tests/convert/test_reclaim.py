@@ -58,7 +58,7 @@ def test_a_resumed_one_needs_no_shard_that_is_gone(tmp_path: Path, source: Path)
     convert(DEMO, tmp_path / "whole", **OPTIONS)
 
     def progress(what: str, done: int, total: int) -> None:
-        if len(shards(source)) < 3 and what.startswith("codebooks and experts of layer 7"):
+        if len(shards(source)) < 3 and "experts of layer 7" in what:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
