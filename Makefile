@@ -8,8 +8,10 @@ BIN := $(VENV)/bin
 demo: $(VENV)/run.stamp
 	$(BIN)/waste run demo "In the beginning" -n 48
 
+# The kernels first, in parallel: else each test process would compile the same ones. Files stay in conftest.py's order.
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/waste warmup
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .

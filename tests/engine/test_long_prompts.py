@@ -8,15 +8,22 @@ import numpy as np
 import pytest
 
 from tests.engine.harness import assert_idle, assert_same_bits, feed, insides, open_model
-from waste.model.expert_sweep import TILE
+from waste.model import expert_sweep
 from waste.model.scratch import FloatArray
 from waste.session import Session
 
+TILE = 16
+"""Tokens that an expert takes at a time here, so that short prompts have several of them."""
 LENGTH = 2 * TILE + 5
-CHUNKS = [7, 64, TILE - 1, TILE, TILE + 1, 1000]
-"""Around what experts take at a time, and more than there is."""
+CHUNKS = [7, TILE - 1, TILE, TILE + 1, 2 * TILE, 1000]
+"""Around that, and more than there is."""
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = pytest.mark.usefixtures("leaves_nothing", "short_tiles")
+
+
+@pytest.fixture
+def short_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_sweep, "TILE", TILE)
 
 
 def carried(session: Session) -> list[FloatArray]:
@@ -37,7 +44,7 @@ async def test_any_chunk_gives_the_same_bits(name: str, settings: dict[str, obje
             expected = await feed(engine, session, ids, 1)
             states = carried(session)
             going_on = await feed(engine, session, last, 1)
-        for chunk in CHUNKS if not settings else CHUNKS[1::2]:
+        for chunk in CHUNKS:
             async with engine.session() as session:
                 assert_same_bits(await feed(engine, session, ids, chunk), expected)
                 for found, state in zip(carried(session), states, strict=True):
@@ -67,3 +74,14 @@ async def test_a_longer_chunk_fits_what_was_planned() -> None:
             await insides(engine).loop.step(session, [1] * LENGTH, wanted=min(rows, LENGTH))
         peak, planned = insides(engine).memory.scratch.peak, engine.plan.parts["scratch"]
         assert planned - 4096 <= peak <= planned
+
+
+async def test_a_chunk_of_many_tiles_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    length = expert_sweep.TILE + 70
+    async with open_model("tiny-kimi-linear", context=length, **{"prefill.chunk": length}) as engine:
+        ids = [1 + i % 7 for i in range(length)]
+        async with engine.session() as session:
+            expected = await feed(engine, session, ids, 64)
+        async with engine.session() as session:
+            assert_same_bits(await feed(engine, session, ids, length), expected)
