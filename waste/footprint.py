@@ -22,8 +22,8 @@ INTERPRETER_BYTES = 192 * MIB
 COMPILER_BYTES = 400 * MIB
 """A child process that compiles kernels and this one beside it, which has allocated nothing of the model yet.
 
-Measured together at 366 MiB for a checkpoint and 368 for a container, pages that both have counted once. The child
-ends before the engine allocates.
+Measured together at 369 MiB for a checkpoint and 390 for a container of VQ3R, Q8G and Q4G, pages that both have
+counted once. The child ends before the engine allocates.
 """
 THREAD_BYTES = 64 * 1024
 """Resident memory of a compute thread: its stack and malloc's pages for it."""
