@@ -15,7 +15,7 @@ import numpy as np
 from ._jit import helper
 from ._lanes import element, first, fma, fold, lane, splat, store, zero
 from ._lanes import load as load_x
-from ._tiles import ROWS, store_sixteen
+from ._tiles import ROWS, add_products, add_scaled, load_eight, store_eight
 
 
 @helper
@@ -108,49 +108,14 @@ def tile(
     scale_a: Any, scale_b: Any, sums: Any, at: Any,
 ) -> None:  # fmt: skip
     """`count` weights of a group of two rows times eight tokens, scaled and added to sixteen sums."""
-    a, b, c, d, e, f, g, h = zero(), zero(), zero(), zero(), zero(), zero(), zero(), zero()
-    j, k, l, m, n, o, p, q = zero(), zero(), zero(), zero(), zero(), zero(), zero(), zero()  # noqa: E741
+    none = zero()
+    a = b = (none, none, none, none, none, none, none, none)
     for i in range(0, count, 8):
         place = row + i * bits // 8
-        v, w = load(data, place), load(data, place + next_row)
-        value = load_x(x, begin + i)
-        a, j = fma(v, value, a), fma(w, value, j)
-        value = load_x(x, begin + i + width)
-        b, k = fma(v, value, b), fma(w, value, k)
-        value = load_x(x, begin + i + 2 * width)
-        c, l = fma(v, value, c), fma(w, value, l)  # noqa: E741
-        value = load_x(x, begin + i + 3 * width)
-        d, m = fma(v, value, d), fma(w, value, m)
-        value = load_x(x, begin + i + 4 * width)
-        e, n = fma(v, value, e), fma(w, value, n)
-        value = load_x(x, begin + i + 5 * width)
-        f, o = fma(v, value, f), fma(w, value, o)
-        value = load_x(x, begin + i + 6 * width)
-        g, p = fma(v, value, g), fma(w, value, p)
-        value = load_x(x, begin + i + 7 * width)
-        h, q = fma(v, value, h), fma(w, value, q)
-    first = (
-        fma(a, scale_a, load_x(sums, at)),
-        fma(b, scale_a, load_x(sums, at + 8)),
-        fma(c, scale_a, load_x(sums, at + 16)),
-        fma(d, scale_a, load_x(sums, at + 24)),
-        fma(e, scale_a, load_x(sums, at + 32)),
-        fma(f, scale_a, load_x(sums, at + 40)),
-        fma(g, scale_a, load_x(sums, at + 48)),
-        fma(h, scale_a, load_x(sums, at + 56)),
-    )
-    at_b = at + 64
-    second = (
-        fma(j, scale_b, load_x(sums, at_b)),
-        fma(k, scale_b, load_x(sums, at_b + 8)),
-        fma(l, scale_b, load_x(sums, at_b + 16)),
-        fma(m, scale_b, load_x(sums, at_b + 24)),
-        fma(n, scale_b, load_x(sums, at_b + 32)),
-        fma(o, scale_b, load_x(sums, at_b + 40)),
-        fma(p, scale_b, load_x(sums, at_b + 48)),
-        fma(q, scale_b, load_x(sums, at_b + 56)),
-    )
-    store_sixteen(sums, at, first, second)
+        a = add_products(load(data, place), x, begin + i, width, a)
+        b = add_products(load(data, place + next_row), x, begin + i, width, b)
+    store_eight(sums, at, add_scaled(a, scale_a, load_eight(sums, at)))
+    store_eight(sums, at + 64, add_scaled(b, scale_b, load_eight(sums, at + 64)))
 
 
 @helper

@@ -13,7 +13,7 @@ import numpy as np
 from ._jit import helper
 from ._lanes import element, fma, fold, splat, store, zero
 from ._lanes import load as load_x
-from ._tiles import INPUTS, ROWS, store_sixteen
+from ._tiles import INPUTS, ROWS, add_products, load_eight, store_eight
 
 
 @helper
@@ -54,62 +54,24 @@ def one_row(load: Any, size: Any, data: Any, row: Any, columns: Any, x: Any, x_a
 
 @helper
 def tile(
-    load: Any,
-    size: Any,
-    data: Any,
-    row: Any,
-    next_row: Any,
-    x: Any,
-    begin: Any,
-    end: Any,
-    width: Any,
-    sums: Any,
-    sums_at: Any,
-) -> None:
+    load: Any, size: Any, data: Any, row: Any, next_row: Any, x: Any, begin: Any, end: Any, width: Any, sums: Any,
+    at: Any,
+) -> None:  # fmt: skip
     """Two rows times inputs `begin` to `end` of eight tokens, added to sixteen sums: each weight is loaded once."""
-    at = sums_at
-    a, b, c, d = load_x(sums, at), load_x(sums, at + 8), load_x(sums, at + 16), load_x(sums, at + 24)
-    e, f, g, h = load_x(sums, at + 32), load_x(sums, at + 40), load_x(sums, at + 48), load_x(sums, at + 56)
-    at += 64
-    j, k, l, m = load_x(sums, at), load_x(sums, at + 8), load_x(sums, at + 16), load_x(sums, at + 24)  # noqa: E741
-    n, o, p, q = load_x(sums, at + 32), load_x(sums, at + 40), load_x(sums, at + 48), load_x(sums, at + 56)
+    first, second = load_eight(sums, at), load_eight(sums, at + 64)
     for i in range(begin, end, 8):
-        v, w = load(data, row), load(data, row + next_row)
+        first = add_products(load(data, row), x, i, width, first)
+        second = add_products(load(data, row + next_row), x, i, width, second)
         row += 8 * size
-        value = load_x(x, i)
-        a, j = fma(v, value, a), fma(w, value, j)
-        value = load_x(x, i + width)
-        b, k = fma(v, value, b), fma(w, value, k)
-        value = load_x(x, i + 2 * width)
-        c, l = fma(v, value, c), fma(w, value, l)  # noqa: E741
-        value = load_x(x, i + 3 * width)
-        d, m = fma(v, value, d), fma(w, value, m)
-        value = load_x(x, i + 4 * width)
-        e, n = fma(v, value, e), fma(w, value, n)
-        value = load_x(x, i + 5 * width)
-        f, o = fma(v, value, f), fma(w, value, o)
-        value = load_x(x, i + 6 * width)
-        g, p = fma(v, value, g), fma(w, value, p)
-        value = load_x(x, i + 7 * width)
-        h, q = fma(v, value, h), fma(w, value, q)
-    store_sixteen(sums, sums_at, (a, b, c, d, e, f, g, h), (j, k, l, m, n, o, p, q))
+    store_eight(sums, at, first)
+    store_eight(sums, at + 64, second)
 
 
 @helper
 def multiply_tile(
-    load: Any,
-    size: Any,
-    data: Any,
-    at: Any,
-    columns: Any,
-    first: Any,
-    last: Any,
-    x: Any,
-    t: Any,
-    y: Any,
-    y_column: Any,
-    sums: Any,
-) -> None:
+    load: Any, size: Any, data: Any, at: Any, columns: Any, first: Any, last: Any, x: Any, t: Any, y: Any,
+    y_column: Any, sums: Any,
+) -> None:  # fmt: skip
     """`multiply` for eight tokens from t on and an even number of rows; `sums` holds those of `ROWS` rows.
 
     Inputs in blocks that stay in the first-level cache while a group of rows goes over them.
@@ -120,22 +82,10 @@ def multiply_tile(
         for i in range(0, (end - group) * 64, 8):
             store(sums, i, zero())
         for i in range(0, columns, INPUTS):
-            to = min(columns, i + INPUTS)
+            begin, to = t * width + i, t * width + min(columns, i + INPUTS)
             for r in range(group, end, 2):
                 row = at + size * (columns * r + i)
-                tile(
-                    load,
-                    size,
-                    data,
-                    row,
-                    size * columns,
-                    x,
-                    t * width + i,
-                    t * width + to,
-                    width,
-                    sums,
-                    (r - group) * 64,
-                )
+                tile(load, size, data, row, size * columns, x, begin, to, width, sums, (r - group) * 64)
         for r in range(group, end):
             for j in range(8):
                 y[t + j, y_column + r] = fold(load_x(sums, (r - group) * 64 + 8 * j))

@@ -21,14 +21,13 @@ from ._codebooks import load_vq2r, load_vq3r, load_vq4p
 from ._f16 import f32_from_f16_bytes, splat_f16
 from ._jit import f32s, f32s2, helper, i64, i64s, kernel, u8s
 from ._lanes import fma, fold, load, prefetch, store, zero
-from ._tiles import store_sixteen
+from ._tiles import add_products, load_eight, store_eight
 
 _TILE = 32
 """Positions that all rows of a group go through before any goes on: memory is then read in the order it lies in,
 inside index blocks as well, and each row's eight sums wait in the first-level cache."""
 _TILE_ROWS, _TILE_INPUTS = 32, 256
 """Rows and inputs of eight tokens that share that cache with the codebooks."""
-_CHECKED_AT_ONCE = 1024
 _GROUP = 64
 """Rows of a group, a multiple of eight."""
 
@@ -50,9 +49,7 @@ def eight_rows(
 
     The same places a tile further on are asked for beforehand.
     """
-    a, b, c, d = load(sums, sums_at), load(sums, sums_at + 8), load(sums, sums_at + 16), load(sums, sums_at + 24)
-    sums_to = sums_at + 32
-    e, f, g, h = load(sums, sums_to), load(sums, sums_to + 8), load(sums, sums_to + 16), load(sums, sums_to + 24)
+    a, b, c, d, e, f, g, h = load_eight(sums, sums_at)
     for i in range(begin, end, 8):
         value = load(x, i)
         prefetch(data, at + _TILE * step)
@@ -65,14 +62,7 @@ def eight_rows(
         g = fma(vector(data, at + 6 * next_row, books), value, g)
         h = fma(vector(data, at + 7 * next_row, books), value, h)
         at += step
-    store(sums, sums_at, a)
-    store(sums, sums_at + 8, b)
-    store(sums, sums_at + 16, c)
-    store(sums, sums_at + 24, d)
-    store(sums, sums_to, e)
-    store(sums, sums_to + 8, f)
-    store(sums, sums_to + 16, g)
-    store(sums, sums_to + 24, h)
+    store_eight(sums, sums_at, (a, b, c, d, e, f, g, h))
 
 
 @helper
@@ -110,32 +100,13 @@ def tile(
     sums: Any, sums_at: Any,
 ) -> None:  # fmt: skip
     """Two rows times inputs `begin` to `end` of eight tokens, added to sixteen sums: weights are put together once."""
-    to = sums_at
-    a, b, c, d = load(sums, to), load(sums, to + 8), load(sums, to + 16), load(sums, to + 24)
-    e, f, g, h = load(sums, to + 32), load(sums, to + 40), load(sums, to + 48), load(sums, to + 56)
-    to += 64
-    j, k, l, m = load(sums, to), load(sums, to + 8), load(sums, to + 16), load(sums, to + 24)  # noqa: E741
-    n, o, p, q = load(sums, to + 32), load(sums, to + 40), load(sums, to + 48), load(sums, to + 56)
+    first, second = load_eight(sums, sums_at), load_eight(sums, sums_at + 64)
     for i in range(begin, end, 8):
-        v, w = vector(data, at, books), vector(data, at + next_row, books)
+        first = add_products(vector(data, at, books), x, i, width, first)
+        second = add_products(vector(data, at + next_row, books), x, i, width, second)
         at += step
-        value = load(x, i)
-        a, j = fma(v, value, a), fma(w, value, j)
-        value = load(x, i + width)
-        b, k = fma(v, value, b), fma(w, value, k)
-        value = load(x, i + 2 * width)
-        c, l = fma(v, value, c), fma(w, value, l)  # noqa: E741
-        value = load(x, i + 3 * width)
-        d, m = fma(v, value, d), fma(w, value, m)
-        value = load(x, i + 4 * width)
-        e, n = fma(v, value, e), fma(w, value, n)
-        value = load(x, i + 5 * width)
-        f, o = fma(v, value, f), fma(w, value, o)
-        value = load(x, i + 6 * width)
-        g, p = fma(v, value, g), fma(w, value, p)
-        value = load(x, i + 7 * width)
-        h, q = fma(v, value, h), fma(w, value, q)
-    store_sixteen(sums, sums_at, (a, b, c, d, e, f, g, h), (j, k, l, m, n, o, p, q))
+    store_eight(sums, sums_at, first)
+    store_eight(sums, sums_at + 64, second)
 
 
 @helper
@@ -261,14 +232,7 @@ def vq4p_widen(data: Any, at: int, scale_at: int, columns: int, rows: int, block
 def find_bad_scale(data: Any, scale_at: int, count: int, found: Any, slot: int) -> None:
     """found[slot] = position of the first of `count` scales that is no finite number, or −1."""
     found[slot] = -1
-    for begin in range(0, count, _CHECKED_AT_ONCE):
-        end = min(count, begin + _CHECKED_AT_ONCE)
-        # A loop without an exit goes many scales at a step.
-        bad = 0
-        for i in range(begin, end):
-            bad += data[scale_at + 2 * i + 1] & 0x7C == 0x7C
-        if bad:
-            for i in range(end - 1, begin - 1, -1):
-                if data[scale_at + 2 * i + 1] & 0x7C == 0x7C:
-                    found[slot] = i
+    for i in range(count):
+        if data[scale_at + 2 * i + 1] & 0x7C == 0x7C:
+            found[slot] = i
             break

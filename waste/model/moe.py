@@ -23,13 +23,20 @@ ROUTERS = {"sigmoid": SIGMOID, "softmax": SOFTMAX}
 
 
 @dataclass(frozen=True, slots=True)
-class _Buffers:
-    """Arrays of one layer for N tokens, k experts a token, u inputs of an expert."""
+class RouteBuffers:
+    """What a router works with and says, for N tokens, k experts a token."""
 
     logits: FloatArray  # [N, experts, rounded up]
     bias: FloatArray  # [experts]
     ids: IntArray  # [N, k], ascending
     weights: FloatArray  # [N, k]
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """Arrays of one layer for N tokens, k experts a token, u inputs of an expert."""
+
+    routed: RouteBuffers
     rows: IntArray  # [N, k]: where each choice's answer is
     latent: FloatArray  # [N, u], empty where experts read x itself
     answers: FloatArray  # [N·k, u], empty where they are summed up in place
@@ -74,12 +81,8 @@ class MoeLayer:
         moe = self._moe
         width = moe.input_size(self._hidden)
         is_latent = moe.latent_size is not None
-        logits, bias, ids, weights = self.take_route(scratch, tokens)
         return _Buffers(
-            logits=logits,
-            bias=bias,
-            ids=ids,
-            weights=weights,
+            routed=self.take_route(scratch, tokens),
             rows=scratch.ints(tokens, moe.top_k),
             latent=scratch.floats(tokens, width if is_latent else 0),
             answers=scratch.floats(tokens * moe.top_k if is_decode else 0, width),
@@ -90,14 +93,14 @@ class MoeLayer:
             sweep=None if is_decode else SweepBuffers.take(scratch, threads, tokens, width, moe.expert_width),
         )
 
-    def take_route(self, scratch: Scratch, tokens: int) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
-        """Logits, bias, ids and weights, what `route` works with."""
+    def take_route(self, scratch: Scratch, tokens: int) -> RouteBuffers:
+        """What `route` works with."""
         moe = self._moe
-        return (
-            scratch.floats(tokens, -(-moe.num_experts // LANES) * LANES),
-            scratch.floats(moe.num_experts),
-            scratch.ints(tokens, moe.top_k),
-            scratch.floats(tokens, moe.top_k),
+        return RouteBuffers(
+            logits=scratch.floats(tokens, -(-moe.num_experts // LANES) * LANES),
+            bias=scratch.floats(moe.num_experts),
+            ids=scratch.ints(tokens, moe.top_k),
+            weights=scratch.floats(tokens, moe.top_k),
         )
 
     async def forward(
@@ -132,7 +135,7 @@ class MoeLayer:
         assert b.thread is not None
         with cache.lease([expert_key(self._layer, item.expert) for item in work]) as lease:
             if step.lookahead is not None:
-                step.lookahead.routed(self._layer, b.ids)
+                step.lookahead.routed(self._layer, b.routed.ids)
             source = await self._input(step, x, b)
             run = ExpertRun(step, self._layer, self._math, lease, cache.slots, work, source, b.thread, b.answers)
             if self._shared is None:
@@ -174,37 +177,30 @@ class MoeLayer:
     async def _ask(self, step: Step, x: FloatArray, b: _Buffers) -> list[ExpertWork]:
         """Who answers whom, when the router has been asked."""
         work: list[ExpertWork] = []
-        await step.walk.products(Target(self.gate, x, b.logits))
-        await step.walk.vectors((self.bias, b.bias))
-        self.route(step, b.logits, b.bias, b.ids, b.weights)
-        step.backlog.add([lambda worker: work.extend(sort_by_expert(b.ids, b.weights, b.rows))])
+        routed = b.routed
+        await step.walk.products(Target(self.gate, x, routed.logits))
+        await step.walk.vectors((self.bias, routed.bias))
+        self.route(step, routed)
+        step.backlog.add([lambda worker: work.extend(sort_by_expert(routed.ids, routed.weights, b.rows))])
         await step.backlog.run()
-        step.tap.routing(self._layer, b.ids, b.weights)
+        step.tap.routing(self._layer, routed.ids, routed.weights)
         return work
 
-    def route(
-        self,
-        step: Step,
-        logits: FloatArray,
-        bias: FloatArray,
-        ids: IntArray,
-        weights: FloatArray,
-        then: Callable[[], object] | None = None,
-    ) -> None:
+    def route(self, step: Step, b: RouteBuffers, then: Callable[[], object] | None = None) -> None:
         """Add the router's choice: see the kernel. `then` is called on a compute thread when it has been made."""
         moe = self._moe
         router = ROUTERS[moe.router_activation]
         step.by_token(
             lambda first, last: step.kernels.route(
-                logits,
-                bias,
+                b.logits,
+                b.bias,
                 router,
                 moe.groups,
                 moe.topk_groups,
                 moe.renormalize,
                 moe.scaling,
-                ids,
-                weights,
+                b.ids,
+                b.weights,
                 first,
                 last,
             ),
@@ -240,7 +236,7 @@ class MoeLayer:
 
         def mix(first: int, last: int) -> None:
             if is_decode:
-                step.kernels.combine(b.answers, b.rows, b.weights, mixed, first, last)
+                step.kernels.combine(b.answers, b.rows, b.routed.weights, mixed, first, last)
             if is_normed:
                 step.kernels.rms_norm(mixed, 0, mixed.shape[1], b.norm, self._eps, mixed, first, last)
 

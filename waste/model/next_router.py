@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import partial
 
 from waste.model.config import ModelConfig
 from waste.model.lookahead import Lookahead
-from waste.model.moe import MoeLayer
+from waste.model.moe import MoeLayer, RouteBuffers
 from waste.model.residual import Residuals
 from waste.model.rows import LayerRows
-from waste.model.scratch import FloatArray, IntArray, Scratch
+from waste.model.scratch import Scratch
 from waste.model.step import Step
 from waste.model.trunk import Target
-
-
-@dataclass(frozen=True, slots=True)
-class _Buffers:
-    """Arrays of one guess for N tokens and k experts a token."""
-
-    logits: FloatArray  # [N, experts, rounded up]
-    bias: FloatArray  # [experts]
-    ids: IntArray  # [N, k]
-    weights: FloatArray  # [N, k]
 
 
 class NextRouter:
@@ -38,9 +27,8 @@ class NextRouter:
         mixing = [use.name for use in residuals.uses(self._residual)]
         self._names = [*mixing, self._norm, moe.gate, moe.bias]
 
-    def take(self, scratch: Scratch, tokens: int) -> _Buffers:
-        logits, bias, ids, weights = self._moe.take_route(scratch, tokens)
-        return _Buffers(logits, bias, ids, weights)
+    def take(self, scratch: Scratch, tokens: int) -> RouteBuffers:
+        return self._moe.take_route(scratch, tokens)
 
     def guess(self, step: Step, lookahead: Lookahead, residuals: Residuals, rows: LayerRows) -> None:
         """Add the guess, made of the stream as it is by then, and hand it to `lookahead` when it is there.
@@ -59,4 +47,4 @@ class NextRouter:
             step.walk.vectors_ahead((self._norm, rows.weight), (self._moe.bias, b.bias))
             step.rms_norm(seen, rows.weight, self._eps, rows.y)
             step.walk.products_ahead(Target(self._moe.gate, rows.y, b.logits))
-            self._moe.route(step, b.logits, b.bias, b.ids, b.weights, then=tell)
+            self._moe.route(step, b, then=tell)
