@@ -27,6 +27,7 @@ from waste.model.compute import OTHER, Compute
 from waste.model.decoder import StepMemory
 from waste.model.experts import RecordUse
 from waste.model.lookahead import Lookahead
+from waste.model.routine import Routine
 from waste.model.scratch import Scratch
 from waste.model.state import SessionState, SparePool
 from waste.process import major_faults, usable_cores
@@ -281,6 +282,8 @@ def _allocate(
     stack.callback(scratch.close)
     spares = SparePool(drawn.shape, sizes.spares)
     stack.callback(spares.close)
+    routine = Routine()
+    stack.callback(routine.close)
     return StepMemory(
         layout=layout,
         ring=ring,
@@ -293,6 +296,7 @@ def _allocate(
         kernels=kernels,
         add_wait=scheduler.add_wait,
         lookahead=Lookahead(ahead, experts, moe.top_k) if ahead.wants_guesses and moe is not None else None,
+        routine=routine,
     )
 
 

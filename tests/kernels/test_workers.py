@@ -311,3 +311,74 @@ def test_a_watch_sees_every_job() -> None:
     workers.close()
     assert [family for _, family, _, _ in seen] == ["a", "a", "a", "b"]
     assert all(index in (0, 1) and began <= ended for index, _, began, ended in seen)
+
+
+def test_a_batch_waits_for_those_it_comes_after(workers: Workers) -> None:
+    order, gate = SimpleQueue[str](), threading.Event()
+    first, second, third, fourth = (Ending() for _ in range(4))
+
+    def held(index: int) -> None:
+        gate.wait(TIMEOUT_S)
+        order.put("first")
+
+    one = workers.submit([Stage("a", [held])], first)
+    two = workers.submit([Stage("a", []), Stage("a", [])], second)
+    three = workers.submit([Stage("b", [lambda index: order.put("third")] * 3)], third, after=[one, two])
+    workers.submit([Stage("c", [lambda index: order.put("fourth")])], fourth, after=[three, one])
+    assert (third.calls, fourth.calls) == ([], [])
+    gate.set()
+    assert [ending.wait() for ending in (first, second, third, fourth)] == [None] * 4
+    assert [order.get_nowait() for _ in range(5)] == ["first", "third", "third", "third", "fourth"]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_comes_after_a_broken_batch_is_left_out(workers: Workers, is_over: bool, fails: bool) -> None:
+    gate, ran = threading.Event(), list[int]()
+    first, second, third = (Ending() for _ in range(3))
+
+    def held(index: int) -> None:
+        gate.wait(TIMEOUT_S)
+        if fails:
+            raise ArithmeticError("broken")
+
+    one = workers.submit([Stage("a", [held]), Stage("a", [ran.append])], first)
+    if not fails:
+        one.cancel()
+    if is_over:
+        gate.set()
+        first.wait()
+    two = workers.submit([Stage("b", [ran.append])], second, after=[one])
+    workers.submit([Stage("c", [ran.append])], third, after=[two])
+    gate.set()
+    assert str(first.wait()) == ("broken" if fails else "None")
+    assert (second.wait(), third.wait(), ran) == (None, None, [])
+
+
+def test_those_that_wait_are_finished_when_the_threads_close(workers: Workers) -> None:
+    gate, ran, endings = threading.Event(), list[int](), [Ending() for _ in range(20)]
+    last = workers.submit([Stage("a", [lambda index: gate.wait(TIMEOUT_S)])], Ending())
+    for ending in endings:
+        last = workers.submit([Stage("b", [ran.append] * 4)], ending, after=[last])
+    closer = threading.Thread(target=workers.close)
+    closer.start()
+    gate.set()
+    closer.join(TIMEOUT_S)
+    assert not compute_threads()
+    assert [ending.calls for ending in endings] == [[None]] * 20
+    assert len(ran) == 80
+
+
+def test_an_error_of_what_follows_a_stage_is_shown_and_nobody_waits_in_vain(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda hook: shown.append(str(hook.exc_value)))
+    ending, after, ran = Ending(), Ending(), list[int]()
+
+    def broken() -> None:
+        raise RuntimeError("the loop is closed")
+
+    batch = workers.submit([Stage("a", [lambda index: None], then=broken), Stage("b", [ran.append])], ending)
+    workers.submit([Stage("c", [ran.append])], after, after=[batch])
+    assert (ending.wait(), after.wait(), ran, shown) == (None, None, [], ["the loop is closed"])

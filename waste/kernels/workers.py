@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from time import perf_counter
@@ -46,27 +46,47 @@ class WorkerStatistics:
 
 
 class Batch:
-    """Stages on their way, one after the other: the jobs under way, what has not begun, and the first error."""
+    """Stages on their way, one after the other: the jobs under way, what has not begun, and the first error.
 
-    __slots__ = ("_done", "_error", "_is_cancelled", "_jobs", "_lock", "_running", "_stages", "stage")
+    For `Workers` alone but for `cancel`, which anybody may call. waits: for how many batches it has still to wait;
+    followers: those that wait for it. Both change under the lock of the threads only.
+    """
+
+    __slots__ = (
+        "_error", "_is_cancelled", "_jobs", "_lock", "_running", "_stages", "done", "followers", "is_over", "stage",
+        "waits",
+    )  # fmt: skip
 
     def __init__(self, stages: Sequence[Stage], done: Done) -> None:
         self._stages = deque(stages)
-        self._done = done
         self._jobs: deque[Job] = deque()
         self._running = 0
         self._error: BaseException | None = None
         self._is_cancelled = False
         self._lock = threading.Lock()
+        self.done = done
         self.stage: Stage | None = None
+        self.waits = 0
+        self.followers: list[Batch] = []
+        self.is_over = False
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first one so far."""
+        return self._error
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether stages were, or will be, left out."""
+        return self._is_cancelled or self._error is not None
 
     def cancel(self) -> None:
         """Leave out the stages that have not begun. From any thread."""
         self._is_cancelled = True
 
     def begin(self) -> int:
-        """Go on to the next stage with jobs; returns how many, and 0 when the batch is over: then it is reported."""
-        while self._stages and self._error is None and not self._is_cancelled:
+        """Go on to the next stage with jobs; returns how many, and 0 when there is none: then the batch is over."""
+        while self._stages and not self.is_broken:
             stage = self._stages.popleft()
             if stage.jobs:
                 self.stage = stage
@@ -76,22 +96,21 @@ class Batch:
         # Jobs refer to buffers that somebody may want to free as soon as they hear of the end.
         self._stages.clear()
         self.stage = None
-        self._done(self._error)
         return 0
 
     def take(self) -> Job:
         """A job of the stage under way; there is one for each time `begin` counted."""
         return self._jobs.popleft()
 
-    def end_job(self, error: BaseException | None) -> int:
-        """A job has ended; returns how many there are to run now, those of the next stage if it was the last."""
+    def end_job(self, error: BaseException | None) -> int | None:
+        """A job has ended; returns how many of the next stage there are to run now, if it was the last, else None."""
         with self._lock:
             self._running -= 1
             if self._error is None:
                 self._error = error
             is_last = self._running == 0
         if not is_last:
-            return 0
+            return None
         assert self.stage is not None
         if self.stage.then is not None:
             self.stage.then()
@@ -127,12 +146,13 @@ class Workers:
     def threads(self) -> int:
         return len(self._threads)
 
-    def submit(self, stages: Sequence[Stage], done: Done) -> Batch:
+    def submit(self, stages: Sequence[Stage], done: Done, *, after: Iterable[Batch] = ()) -> Batch:
         """Run the stages one after the other, the jobs of each in any order; returns at once.
 
-        `done` is called once, with the first error or None, on the thread that finished last, when no thread holds
-        one of the jobs any more; without jobs it is called here. It should only hand over (`call_soon_threadsafe`):
-        meanwhile its thread computes nothing. After an error no further stage begins.
+        after: batches that have to be over before the first stage begins; if stages of one of them were left out, all
+        stages of this one are. `done` is called once, with the first error or None, on the thread that finished last,
+        when no thread holds one of the jobs any more; without jobs it may be called here. It should only hand over
+        (`call_soon_threadsafe`): meanwhile its thread computes nothing. After an error no further stage begins.
 
         Raises ClosedError after `close`.
         """
@@ -140,15 +160,19 @@ class Workers:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the compute threads were closed: open the engine again to run more")
+            for other in after:
+                if not other.is_over:
+                    other.followers.append(batch)
+                    batch.waits += 1
+                elif other.is_broken:
+                    batch.cancel()
+            first = None if batch.waits else batch.begin()
             # Everybody in line before `close` puts its None there.
-            first = next((len(stage.jobs) for stage in stages if stage.jobs), 0)
-            if first:
-                batch.begin()
-                self._line.extend([batch] * first)
-        for _ in range(first):
+            self._line.extend([batch] * (first or 0))
+        for _ in range(first or 0):
             self._permits.put(None)
-        if not first:
-            batch.begin()
+        if first == 0:
+            self._end(batch)
         return batch
 
     def statistics(self) -> WorkerStatistics:
@@ -197,11 +221,42 @@ class Workers:
         try:
             more = batch.end_job(error)
         except BaseException as failure:
-            # An error of `done` itself: shown as any thread's would be, and the thread goes on.
-            threading.excepthook(threading.ExceptHookArgs((type(failure), failure, failure.__traceback__, None)))
-            return None
-        for _ in range(more - 1):
-            # In front of whoever only waits to begin, and of the None of `close`.
+            # Of the stage's `then`: shown as any thread's would be. Nobody may wait for the rest in vain.
+            _show(failure)
+            batch.cancel()
+            more = batch.begin()
+        if more == 0:
+            self._end(batch)
+        self._put_in_front(batch, (more or 0) - 1)
+        return batch if more else None
+
+    def _end(self, batch: Batch) -> None:
+        """The batch is over: tell, and let those begin that waited for nobody else."""
+        with self._lock:
+            batch.is_over = True
+            followers, batch.followers = batch.followers, []
+            for follower in followers:
+                follower.waits -= 1
+                if batch.is_broken:
+                    follower.cancel()
+            ready = [follower for follower in followers if follower.waits == 0]
+        try:
+            batch.done(batch.error)
+        except BaseException as failure:
+            _show(failure)
+        for follower in ready:
+            if first := follower.begin():
+                self._put_in_front(follower, first)
+            else:
+                self._end(follower)
+
+    def _put_in_front(self, batch: Batch, jobs: int) -> None:
+        """Before whoever only waits to begin, and before the None of `close`."""
+        for _ in range(jobs):
             self._line.appendleft(batch)
             self._permits.put(None)
-        return batch if more else None
+
+
+def _show(failure: BaseException) -> None:
+    """As any thread's error would be, and the thread goes on."""
+    threading.excepthook(threading.ExceptHookArgs((type(failure), failure, failure.__traceback__, None)))

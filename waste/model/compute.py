@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-from waste.kernels.workers import Job, Stage, Workers
+from waste.kernels.workers import Batch, Stage, Workers
 
 T = TypeVar("T")
 
@@ -17,35 +16,90 @@ OTHER = "other"
 
 
 class Started:
-    """A batch under way. Hand it to `Compute.finish`: its arrays must outlive it.
+    """A `batch` under way. Hand it to `Compute.finish`: its arrays must outlive it.
 
     error: the first one, once it `is_ended`.
     """
 
-    __slots__ = ("_batch", "_loop", "_waiter", "error", "is_ended")
+    __slots__ = ("_loop", "_waiter", "batch", "error", "is_ended")
 
-    def __init__(self, workers: Workers, stages: Sequence[Stage], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, workers: Workers, stages: Sequence[Stage], loop: asyncio.AbstractEventLoop, after: Iterable[Started]
+    ) -> None:
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
         self.error: BaseException | None = None
         self.is_ended = False
-        self._batch = workers.submit(stages, self._tell)
+        self.batch: Batch = workers.submit(stages, self._tell, after=[other.batch for other in after])
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended well."""
+        return self.is_ended and self.error is None
 
     def cancel(self) -> None:
         """Leave out the stages that have not begun."""
-        self._batch.cancel()
+        self.batch.cancel()
 
     async def ended(self) -> None:
         """Return when the last job has ended. May be cancelled, which disturbs nothing; one task at a time."""
         if not self.is_ended:
-            self._waiter = self._loop.create_future()
-            await self._waiter
+            await self.watch_end()
+
+    def watch_end(self) -> asyncio.Future[None]:
+        """A future that is done when the last job has ended, if nobody gives it a result before."""
+        self._waiter = self._loop.create_future()
+        if self.is_ended:
+            self._waiter.set_result(None)
+        return self._waiter
 
     def _tell(self, error: BaseException | None) -> None:
         self._loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: BaseException | None) -> None:
         self.error, self.is_ended = error, True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Mark:
+    """A place among the stages of a batch: make its `put` the `then` of one.
+
+    When the work has come there, `then` is called on the loop. error: what it raised. is_reached: it was called.
+    """
+
+    __slots__ = ("_is_called_off", "_loop", "_then", "_waiter", "error", "is_reached")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> None:
+        self._loop = loop
+        self._then = then
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_called_off = False
+        self.error: Exception | None = None
+        self.is_reached = False
+
+    def put(self) -> None:
+        """From a compute thread."""
+        self._loop.call_soon_threadsafe(self._reach)
+
+    def call_off(self) -> None:
+        """Call nothing if the work comes here after all."""
+        self._is_called_off = True
+
+    async def reached(self, started: Started) -> None:
+        """Return when the work has come here, or when the batch that should bring it here has ended without."""
+        while not self.is_reached and not started.is_ended:
+            self._waiter = started.watch_end()
+            await self._waiter
+
+    def _reach(self) -> None:
+        if self._is_called_off:
+            return
+        try:
+            self._then()
+        except Exception as error:
+            self.error = error
+        self.is_reached = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -61,15 +115,29 @@ class Compute:
     def threads(self) -> int:
         return self._workers.threads
 
-    def start(self, stages: Sequence[Stage]) -> Started:
-        """Begin: stages one after the other, the jobs of each side by side."""
-        return Started(self._workers, stages, self._loop)
+    def start(self, stages: Sequence[Stage], *, after: Iterable[Started] = ()) -> Started:
+        """Begin as soon as those it comes after have ended: stages one after the other, jobs of each side by side.
+
+        If one of those is broken off by an error or a cancellation, no stage begins.
+        """
+        return Started(self._workers, stages, self._loop, after)
+
+    def mark(self, then: Callable[[], None]) -> Mark:
+        """A place to be put among stages."""
+        return Mark(self._loop, then)
 
     async def finish(self, *started: Started) -> None:
         """Wait until all have ended; then raise the first error or the cancellation that came meanwhile.
 
         When cancelled, stages that have not begun are left out.
         """
+        await self.end(started)
+        for one in started:
+            if one.error is not None:
+                raise one.error
+
+    async def end(self, started: Sequence[Started]) -> None:
+        """As `finish`, but errors of jobs stay where they are."""
         cancelled: asyncio.CancelledError | None = None
         for one in started:
             while not one.is_ended:
@@ -81,9 +149,6 @@ class Compute:
                         other.cancel()
         if cancelled is not None:
             raise cancelled
-        for one in started:
-            if one.error is not None:
-                raise one.error
 
     async def run(self, stages: Sequence[Stage]) -> None:
         """Start and finish."""
@@ -98,42 +163,6 @@ class Compute:
     def split(self, total: int, step: int = 1, *, least: int = 1) -> list[tuple[int, int]]:
         """`total` items as one range a thread, cut at multiples of `step`, no more ranges than `least` items fill."""
         return split_range(total, max(1, min(self.threads, total // least)), step)
-
-
-class Backlog:
-    """Stages that wait to be handed over together, in order: a hand-off costs as much as a small kernel.
-
-    `family` is what the time of stages added now is counted under; see `part`.
-    """
-
-    def __init__(self, compute: Compute) -> None:
-        self._compute = compute
-        self._stages: list[Stage] = []
-        self._family = OTHER
-
-    @contextmanager
-    def part(self, family: str) -> Iterator[None]:
-        """What is added inside belongs to this part of the model."""
-        outer, self._family = self._family, family
-        try:
-            yield
-        finally:
-            self._family = outer
-
-    def add(self, jobs: Sequence[Job], *, then: Callable[[], object] | None = None) -> None:
-        """Run `jobs` side by side when everything added before has ended; see `Stage` for `then`."""
-        self._stages.append(Stage(self._family, jobs, then))
-
-    def start(self) -> Started:
-        """Hand over what has been added, for whoever has other work to start beside it."""
-        stages, self._stages = self._stages, []
-        return self._compute.start(stages)
-
-    async def run(self) -> None:
-        """Hand over what has been added and wait until it is done."""
-        if self._stages:
-            stages, self._stages = self._stages, []
-            await self._compute.run(stages)
 
 
 def split_range(total: int, parts: int, step: int = 1) -> list[tuple[int, int]]:

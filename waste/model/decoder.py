@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from waste.io.source import WeightSource
 from waste.kernels import KernelSet
-from waste.model.compute import Backlog, Compute
+from waste.model.backlog import Backlog
+from waste.model.compute import Compute
 from waste.model.config import ModelConfig
 from waste.model.embedding import EmbeddingTable
 from waste.model.experts import RecordUse
@@ -20,6 +22,7 @@ from waste.model.lookahead import Lookahead
 from waste.model.moe import MoeLayer
 from waste.model.next_router import NextRouter
 from waste.model.residual import Residuals
+from waste.model.routine import Routine
 from waste.model.rows import LayerRows
 from waste.model.scratch import FloatArray, Scratch, measure
 from waste.model.state import Chunk, Draft, SparePool, draft_batch
@@ -116,34 +119,8 @@ class Decoder:
         if memory.lookahead is not None:
             memory.lookahead.begin()
         drafts = draft_batch(chunks, memory.spares)
-        backlog = Backlog(memory.compute)
         try:
-            with (
-                memory.scratch.frame(),
-                TrunkWalk(
-                    memory.layout,
-                    memory.ring,
-                    memory.compute,
-                    backlog,
-                    memory.kernels,
-                    memory.add_wait,
-                    end=self._end(memory.layout, chunks),
-                    reads_on=reads_on,
-                ) as walk,
-            ):
-                tokens = drafts[-1].end
-                step = Step(
-                    tokens,
-                    drafts,
-                    walk,
-                    memory.compute,
-                    backlog,
-                    memory.kernels,
-                    memory.scratch,
-                    memory.records,
-                    tap,
-                    memory.lookahead if tokens == len(chunks) else None,
-                )
+            async with self._step(memory, chunks, drafts, tap, reads_on=reads_on) as step:
                 return Outcome(drafts, await self._through(memory, step, chunks, progress))
         except BaseException:
             for draft in drafts:
@@ -151,6 +128,48 @@ class Decoder:
             raise
         finally:
             self._comes_to(None)
+
+    @asynccontextmanager
+    async def _step(
+        self, memory: StepMemory, chunks: Sequence[Chunk], drafts: list[Draft], tap: Tap, *, reads_on: bool
+    ) -> AsyncIterator[Step]:
+        """One step's walk over the trunk; at its end the compute threads are done with all memory."""
+        tokens = drafts[-1].end
+        is_routine = tokens == 1 and memory.ring.is_whole and not tap.sees_hidden
+        backlog = Backlog(memory.compute, memory.routine.stages if is_routine else None)
+        with (
+            memory.scratch.frame(),
+            TrunkWalk(
+                memory.layout,
+                memory.ring,
+                memory.compute,
+                backlog,
+                memory.kernels,
+                memory.add_wait,
+                end=self._end(memory.layout, chunks),
+                reads_on=reads_on,
+            ) as walk,
+        ):
+            step = Step(
+                tokens,
+                drafts,
+                walk,
+                memory.compute,
+                backlog,
+                memory.kernels,
+                memory.scratch,
+                memory.records,
+                tap,
+                memory.lookahead if tokens == len(chunks) else None,
+            )
+            if is_routine:
+                step = memory.routine.renew(step)
+            try:
+                yield step
+            finally:
+                await backlog.settle()
+                # The kept one outlives its sessions.
+                step.drafts = ()
 
     async def _through(
         self, memory: StepMemory, step: Step, chunks: Sequence[Chunk], progress: Callable[[float], None]
@@ -223,6 +242,7 @@ class StepMemory:
     kernels: KernelSet
     add_wait: Callable[[float], None]
     lookahead: Lookahead | None
+    routine: Routine
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 from waste.io.extents import Placement
 from waste.kernels.workers import Stage
 from waste.model.compute import Started, split_range
-from waste.model.expert_run import FAMILY, ROWS_TOGETHER, wait_for_records
+from waste.model.expert_run import FAMILY, wait_for_records
 from waste.model.experts import ExpertMath, ExpertWork, Rows, expert_key
 from waste.model.scratch import FloatArray, IntArray, Scratch
 from waste.model.step import Step
@@ -159,7 +159,7 @@ class ExpertSweep:
             step.kernels.accumulate(answers, tokens, weights, self._mixed, *rows)
 
         yield Stage(FAMILY, [check])
-        inner_rows, outer_rows = (step.compute.split(rows, ROWS_TOGETHER) for rows in math.sizes)
+        inner_rows, outer_rows = math.parts(step.compute.threads)
         for at in range(0, item.tokens.size, TILE):
             tokens, weights = item.tokens[at : at + TILE], item.weights[at : at + TILE]
             count = _rounded(tokens.size)

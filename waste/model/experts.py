@@ -15,12 +15,15 @@ from waste.io.source import Bank
 from waste.kernels import KernelSet
 from waste.kernels.choices import SILU, SITU, SITU_UNCAPPED
 from waste.kernels.formats import BF16, F32, MXFP4
+from waste.model.compute import split_range
 from waste.model.config import Activation
 from waste.model.scratch import FloatArray, IntArray, Scratch
 from waste.model.trunk import Buffer
 
 Matrix = Literal["w1", "w3", "w2"]
 Rows = tuple[int, int]
+ROWS_TOGETHER = 64
+"""Rows that one thread does at least: an index block of a container."""
 """The first, and the one after the last."""
 
 ACTIVATIONS = {"silu": SILU, "situ": SITU}
@@ -107,8 +110,8 @@ class ThreadBuffers:
     gate: FloatArray  # [threads, N, width]
     up: FloatArray  # [threads, N, width]
     bad_scale: IntArray  # [threads, 1]
-    shared_gate: FloatArray  # [1, width]
-    shared_up: FloatArray  # [1, width]
+    shared_gate: FloatArray  # [threads, width]: a record in each row
+    shared_up: FloatArray  # [threads, width]
 
     @staticmethod
     def take(scratch: Scratch, threads: int, tokens: int, input_size: int, width: int) -> ThreadBuffers:
@@ -117,8 +120,8 @@ class ThreadBuffers:
             gate=scratch.floats(threads, tokens, width),
             up=scratch.floats(threads, tokens, width),
             bad_scale=scratch.ints(threads, 1),
-            shared_gate=scratch.floats(1, width),
-            shared_up=scratch.floats(1, width),
+            shared_gate=scratch.floats(threads, width),
+            shared_up=scratch.floats(threads, width),
         )
 
 
@@ -135,8 +138,18 @@ class ExpertWork:
     first: int
 
 
+_ONLY = np.zeros(1, np.int64)
+
+
 def sort_by_expert(ids: IntArray, weights: FloatArray, rows: IntArray) -> list[ExpertWork]:
     """Group [N, k] choices by expert, ascending; fills `rows` [N, k] with each choice's place in that order."""
+    if len(ids) == 1:
+        # Ascending as they are, and numpy's way to see it would take longer than a small kernel.
+        rows[0] = np.arange(ids.size)
+        return [
+            ExpertWork(expert, _ONLY, weights[0, place : place + 1], place)
+            for place, expert in enumerate(ids[0].tolist())
+        ]
     flat = ids.reshape(-1)
     order = np.argsort(flat, kind="stable")
     rows.reshape(-1)[order] = np.arange(flat.size)
@@ -159,6 +172,16 @@ class ExpertMath:
         self._kind = activation_kind(activation)
         self._beta = activation.beta
         self._linear_beta = activation.linear_beta or 0.0
+        self._parts: dict[int, tuple[list[Rows], list[Rows]]] = {}
+
+    def parts(self, count: int) -> tuple[list[Rows], list[Rows]]:
+        """Rows of the inner matrices and of the outer one in `count` parts, or fewer, of whole index blocks."""
+        known = self._parts.get(count)
+        if known is None:
+            sizes = self._record.gate.rows, self._record.down.rows
+            inner, outer = (split_range(rows, count, ROWS_TOGETHER) for rows in sizes)
+            known = self._parts[count] = inner, outer
+        return known
 
     def answer(
         self,
@@ -223,11 +246,6 @@ class ExpertMath:
     ) -> None:
         """y[:, r] = w2·gate for some rows r."""
         self._multiply(kernels, use, self._record.down, data, placement.starts, gate, y, rows)
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Rows of the inner matrices and of the outer one."""
-        return self._record.gate.rows, self._record.down.rows
 
     def _multiply(
         self,

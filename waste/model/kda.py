@@ -90,7 +90,7 @@ class KdaLayer:
     async def forward(self, step: Step, x: FloatArray, y: FloatArray) -> None:
         """y = the layer's answer to x, both [N, H]."""
         with step.backlog.part("kda"), step.scratch.frame():
-            b = self.take(step.scratch, step.tokens)
+            b = step.scratch.together((self, step.tokens), lambda: self.take(step.scratch, step.tokens))
             await self._project(step, x, b)
             heads = [self._heads_job(step, b, *part) for part in step.compute.split(self._config.num_heads)]
             step.backlog.add(heads, then=lambda: self._paid(step))

@@ -75,6 +75,28 @@ class Layer:
 
     async def forward(self, step: Step, cache: ExpertCache, residuals: Residuals, rows: LayerRows) -> None:
         """Take the batch through the layer; the outcome is in the stream."""
+        stream, backlog = rows.stream, step.backlog
+        if backlog.recall((self, "attention")):
+            residuals.pass_layer(stream, self.index)
+        else:
+            await self._attend(step, residuals, rows)
+            backlog.keep()
+        if isinstance(self.ffn, MoeLayer):
+            await self.ffn.forward(step, cache, rows.x, rows.y, lambda: self._half_done(step, residuals, rows))
+            residuals.add(step, stream, rows.y)
+        else:
+            if not backlog.recall((self, "dense")):
+                await self._dense(step, self.ffn, residuals, rows)
+                backlog.keep()
+            if step.lookahead is not None:
+                # A guess is worth its hand-off only as long as there is something to do before it is put to use.
+                await backlog.hand_over()
+        if step.tap.sees_hidden:
+            await step.backlog.run()
+            step.tap.hidden(self.index, stream.sum)
+
+    async def _attend(self, step: Step, residuals: Residuals, rows: LayerRows) -> None:
+        """The layer's first half, and what the second one sees."""
         stream, is_first = rows.stream, self.index == 0
         seen = await residuals.read(step, stream, self.prefix + "self_attention_res", rows.mixed, is_first=is_first)
         residuals.seal(stream, self.index)
@@ -83,19 +105,11 @@ class Layer:
         residuals.add(step, stream, rows.y)
         seen = await residuals.read(step, stream, self.prefix + "mlp_res", rows.mixed)
         await self._norm(step, "post_attention_layernorm.weight", seen, rows)
-        if isinstance(self.ffn, MoeLayer):
-            await self.ffn.forward(step, cache, rows.x, rows.y, lambda: self._half_done(step, residuals, rows))
-            residuals.add(step, stream, rows.y)
-        else:
-            with step.backlog.part("dense"), step.scratch.frame():
-                await self.ffn.forward(step, rows.x, self.ffn.take(step.scratch, step.tokens), rows.y)
-                self._half_done(step, residuals, rows)
-                if step.lookahead is not None:
-                    # A guess is worth its hand-off only as long as there is something to do before it is put to use.
-                    await step.backlog.run()
-        if step.tap.sees_hidden:
-            await step.backlog.run()
-            step.tap.hidden(self.index, stream.sum)
+
+    async def _dense(self, step: Step, ffn: GatedMlp, residuals: Residuals, rows: LayerRows) -> None:
+        with step.backlog.part("dense"), step.scratch.frame():
+            await ffn.forward(step, rows.x, ffn.take(step.scratch, step.tokens), rows.y)
+            self._half_done(step, residuals, rows)
 
     def _half_done(self, step: Step, residuals: Residuals, rows: LayerRows) -> None:
         """`rows.y` is what of the feed-forward needs no routed expert: the stream gets it, then the guess is made."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from waste.model.experts import expert_key
-from waste.model.scratch import FloatArray, IntArray
 from waste.sched.cache import ExpertCache
 from waste.sched.prefetch.base import PrefetchPolicy
 
@@ -32,35 +29,42 @@ class Lookahead:
         self._policy = policy
         self._cache = cache
         self._top_k = top_k
-        self._guesses: dict[int, IntArray] = {}
+        self._guesses: dict[int, list[list[int]]] = {}
         self._tokens: dict[int, int] = {}
-        self._hits: dict[int, IntArray] = {}
+        self._hits: dict[int, list[int]] = {}
 
     def begin(self) -> None:
         """A step begins; what an aborted one left is of no use."""
         self._guesses.clear()
         self._cache.drop_lookahead()
 
-    def guessed(self, layer: int, ids: IntArray, weights: FloatArray) -> None:
-        """The guess for a layer: [N, k] experts and their weights, in any order. Starts what the policy picks."""
+    def guessed(self, layer: int, ids: Sequence[Sequence[int]], weights: Sequence[Sequence[float]]) -> None:
+        """The guess for a layer: k experts a token and their weights, in any order. Starts what the policy picks."""
         if self._cache.is_closed:
             return
-        ranked = np.take_along_axis(ids, np.argsort(-weights, axis=1, kind="stable"), axis=1)
+        ranked = [_by_weight(*of_token) for of_token in zip(ids, weights, strict=True)]
         self._guesses[layer] = ranked
-        by_rank = [[expert_key(layer, expert) for expert in column] for column in ranked.T.tolist()]
+        by_rank = [[expert_key(layer, expert) for expert in column] for column in zip(*ranked, strict=True)]
         self._cache.prefetch(dict.fromkeys(self._policy.choose(by_rank)))
 
-    def routed(self, layer: int, ids: IntArray) -> None:
-        """What the layer's router really chose, [N, k], ascending; its lease has been made: the rest is stale."""
+    def routed(self, layer: int, ids: Sequence[Sequence[int]]) -> None:
+        """What the layer's router really chose for each token; its lease has been made: the rest is stale."""
         self._cache.drop_lookahead()
         guess = self._guesses.pop(layer, None)
         if guess is None:
             return
-        hits = self._hits.setdefault(layer, np.zeros(self._top_k, np.int64))
+        hits = self._hits.setdefault(layer, [0] * self._top_k)
         for guessed, chosen in zip(guess, ids, strict=True):
-            hits += np.isin(guessed, chosen)
+            for rank, expert in enumerate(guessed):
+                hits[rank] += expert in chosen
         self._tokens[layer] = self._tokens.get(layer, 0) + len(ids)
 
     def recall(self) -> Mapping[int, Recall]:
         """By layer, since the engine was opened."""
-        return {layer: Recall(self._tokens[layer], tuple(self._hits[layer].tolist())) for layer in sorted(self._tokens)}
+        return {layer: Recall(self._tokens[layer], tuple(self._hits[layer])) for layer in sorted(self._tokens)}
+
+
+def _by_weight(ids: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """The likeliest first; of equals the one that came first."""
+    # A handful: numpy would take several times as long.
+    return [ids[place] for place in sorted(range(len(ids)), key=lambda place: -weights[place])]

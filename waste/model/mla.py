@@ -75,13 +75,19 @@ class MlaLayer:
     async def forward(self, step: Step, x: FloatArray, y: FloatArray) -> None:
         """y = the layer's answer to x, both [N, H]."""
         with step.backlog.part("mla"), step.scratch.frame():
-            b = self.take(step.scratch, step.tokens, step.compute.threads)
+            b = step.scratch.together(
+                (self, step.tokens), lambda: self.take(step.scratch, step.tokens, step.compute.threads)
+            )
             await self._project(step, x, b)
 
-            def head(data: Buffer, piece: Piece, unit: int) -> Job:
-                return lambda worker: self._attend(step, b, data, piece, unit, worker)
+            def heads(data: Buffer, piece: Piece, units: range) -> Job:
+                def attend(worker: int) -> None:
+                    for unit in units:
+                        self._attend(step, b, data, piece, unit, worker)
 
-            await step.walk.units(self._prefix + "kv_b_proj.weight", head)
+                return attend
+
+            await step.walk.units(self._prefix + "kv_b_proj.weight", heads)
             if self._config.output_gate:
                 parts = step.compute.split(b.out.shape[1], 8, least=SMALL // step.tokens)
                 step.backlog.add([_gate_job(step, b, *part) for part in parts])

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from waste.io.source import Bank
 from waste.kernels.choices import SIGMOID, SOFTMAX
+from waste.model.compute import Mark
 from waste.model.config import ModelConfig, MoeConfig
 from waste.model.expert_run import ExpertRun
 from waste.model.expert_sweep import ExpertSweep, SweepBuffers
-from waste.model.experts import ExpertMath, ExpertWork, ThreadBuffers, expert_key, sort_by_expert
+from waste.model.experts import ExpertMath, ExpertWork, ThreadBuffers, sort_by_expert
 from waste.model.layout import Use
 from waste.model.mlp import GatedMlp, MlpBuffers
 from waste.model.scratch import FloatArray, IntArray, Scratch
@@ -93,6 +94,9 @@ class MoeLayer:
             sweep=None if is_decode else SweepBuffers.take(scratch, threads, tokens, width, moe.expert_width),
         )
 
+    def _take_all(self, step: Step) -> _Buffers:
+        return self.take(step.scratch, step.tokens, step.compute.threads, is_decode=step.is_decode)
+
     def take_route(self, scratch: Scratch, tokens: int) -> RouteBuffers:
         """What `route` works with."""
         moe = self._moe
@@ -111,42 +115,48 @@ class MoeLayer:
         When what makes y the first half has been added to the backlog, `half_done` adds what takes it away.
         """
         with step.scratch.frame():
-            b = self.take(step.scratch, step.tokens, step.compute.threads, is_decode=step.is_decode)
-            with step.backlog.part("router"):
-                work = await self._ask(step, x, b)
+            b = step.scratch.together((self, step.tokens, step.is_decode), lambda: self._take_all(step))
             if step.is_decode:
-                await self._as_they_come(step, cache, x, y, b, half_done, work)
+                await self._as_they_come(step, cache, x, y, b, half_done)
             else:
-                await self._in_order(step, cache, x, y, b, half_done, work)
-            with step.backlog.part("experts"):
-                await self._combine(step, y, b)
+                await self._in_order(step, cache, x, y, b, half_done)
+            if not step.backlog.recall((self, "combine")):
+                with step.backlog.part("experts"):
+                    await self._combine(step, y, b)
+                step.backlog.keep()
 
     async def _as_they_come(
-        self,
-        step: Step,
-        cache: ExpertCache,
-        x: FloatArray,
-        y: FloatArray,
-        b: _Buffers,
-        half_done: Callable[[], None],
-        work: list[ExpertWork],
+        self, step: Step, cache: ExpertCache, x: FloatArray, y: FloatArray, b: _Buffers, half_done: Callable[[], None]
     ) -> None:
-        """For one token a session: all records are asked for at once, and each is computed with as it lands."""
-        assert b.thread is not None
-        with cache.lease([expert_key(self._layer, item.expert) for item in work]) as lease:
+        """For one token a session: all records are asked for at once, and each is computed with as it lands.
+
+        As soon as the router has chosen, wherever the walk is by then; shared experts and guess are computed meanwhile.
+        """
+        thread, source = b.thread, x if self._moe.latent_size is None else b.latent
+        assert thread is not None
+        runs: list[ExpertRun] = []
+        work: list[ExpertWork] = []
+
+        def ask() -> None:
+            runs.append(ExpertRun(step, self._layer, self._math, cache, work, source, thread, b.answers))
             if step.lookahead is not None:
-                step.lookahead.routed(self._layer, b.routed.ids)
-            source = await self._input(step, x, b)
-            run = ExpertRun(step, self._layer, self._math, lease, cache.slots, work, source, b.thread, b.answers)
-            if self._shared is None:
-                await run.run()
-                return
-            await self._add_shared(step, x, y, b, half_done)
-            beside = step.backlog.start()
-            try:
-                await run.run()
-            finally:
-                await step.compute.finish(beside)
+                step.lookahead.routed(self._layer, b.routed.ids.tolist())
+
+        routed = step.compute.mark(ask)
+        try:
+            await self._route(step, x, b, work, routed)
+            if self._shared is not None:
+                await self._add_shared(step, x, y, b, half_done)
+            await step.backlog.until(routed)
+            step.tap.routing(self._layer, b.routed.ids, b.routed.weights)
+        except BaseException:
+            routed.call_off()
+            for run in runs:
+                run.stop()
+            raise
+        finally:
+            for run in runs:
+                step.backlog.beside(run)
 
     async def _in_order(
         self,
@@ -156,13 +166,16 @@ class MoeLayer:
         y: FloatArray,
         b: _Buffers,
         half_done: Callable[[], None],
-        work: list[ExpertWork],
     ) -> None:
         """For chunks: see `ExpertSweep`."""
         assert b.sweep is not None
+        work: list[ExpertWork] = []
+        routed = step.compute.mark(lambda: None)
+        await self._route(step, x, b, work, routed)
+        await step.backlog.until(routed)
+        step.tap.routing(self._layer, b.routed.ids, b.routed.weights)
         mixed, source = self._mixed(b, y), x if self._moe.latent_size is None else b.latent
         with ExpertSweep(step, self._layer, self._math, cache, work, source, b.sweep, mixed) as sweep:
-            await self._input(step, x, b)
             if self._shared is not None:
                 await self._add_shared(step, x, y, b, half_done)
             with step.backlog.part("experts"):
@@ -174,17 +187,20 @@ class MoeLayer:
         """Where the routed experts' answers are summed up."""
         return y if self._moe.latent_size is None else b.mixed
 
-    async def _ask(self, step: Step, x: FloatArray, b: _Buffers) -> list[ExpertWork]:
-        """Who answers whom, when the router has been asked."""
-        work: list[ExpertWork] = []
-        routed = b.routed
-        await step.walk.products(Target(self.gate, x, routed.logits))
-        await step.walk.vectors((self.bias, routed.bias))
-        self.route(step, routed)
-        step.backlog.add([lambda worker: work.extend(sort_by_expert(routed.ids, routed.weights, b.rows))])
-        await step.backlog.run()
-        step.tap.routing(self._layer, routed.ids, routed.weights)
-        return work
+    async def _route(self, step: Step, x: FloatArray, b: _Buffers, work: list[ExpertWork], routed: Mark) -> None:
+        """Add what chooses the experts, and their input; at the mark `work` says who answers whom."""
+        choice = b.routed
+        with step.backlog.part("router"):
+            if not step.backlog.recall((self, "router")):
+                await step.walk.products(Target(self.gate, x, choice.logits))
+                await step.walk.vectors((self.bias, choice.bias))
+                if self._moe.latent_size is not None:
+                    await step.walk.products(Target(self._prefix + "routed_expert_down_proj.weight", x, b.latent))
+                self.route(step, choice)
+                step.backlog.keep()
+            step.backlog.add(
+                [lambda worker: work.extend(sort_by_expert(choice.ids, choice.weights, b.rows))], then=routed.put
+            )
 
     def route(self, step: Step, b: RouteBuffers, then: Callable[[], object] | None = None) -> None:
         """Add the router's choice: see the kernel. `then` is called on a compute thread when it has been made."""
@@ -207,23 +223,16 @@ class MoeLayer:
             then=then,
         )
 
-    async def _input(self, step: Step, x: FloatArray, b: _Buffers) -> FloatArray:
-        """What the experts multiply: x, or its projection, which is ready when this returns."""
-        if self._moe.latent_size is None:
-            return x
-        with step.backlog.part("router"):
-            await step.walk.products(Target(self._prefix + "routed_expert_down_proj.weight", x, b.latent))
-        await step.backlog.run()
-        return b.latent
-
     async def _add_shared(
         self, step: Step, x: FloatArray, y: FloatArray, b: _Buffers, half_done: Callable[[], None]
     ) -> None:
         assert self._shared is not None
         assert b.shared is not None
-        with step.backlog.part("shared"):
-            await self._shared.forward(step, x, b.shared, y)
-            half_done()
+        if not step.backlog.recall((self, "shared")):
+            with step.backlog.part("shared"):
+                await self._shared.forward(step, x, b.shared, y)
+                half_done()
+            step.backlog.keep()
 
     async def _combine(self, step: Step, y: FloatArray, b: _Buffers) -> None:
         """y = what the routed experts say, through the latent norm and projection where there are any."""

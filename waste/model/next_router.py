@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 from waste.model.config import ModelConfig
 from waste.model.lookahead import Lookahead
@@ -38,10 +37,13 @@ class NextRouter:
         """
         if not step.walk.has(self._names):
             return
-        b = self.take(step.scratch, step.tokens)
-        tell = partial(
-            asyncio.get_running_loop().call_soon_threadsafe, lookahead.guessed, self._layer, b.ids, b.weights
-        )
+        b = step.scratch.together((self, step.tokens), lambda: self.take(step.scratch, step.tokens))
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            # Lists: by the time the loop looks at them, the arrays may be somebody else's.
+            loop.call_soon_threadsafe(lookahead.guessed, self._layer, b.ids.tolist(), b.weights.tolist())
+
         with step.backlog.part("lookahead"):
             seen = residuals.guess(step, rows.stream, self._residual, rows.mixed)
             step.walk.vectors_ahead((self._norm, rows.weight), (self._moe.bias, b.bias))

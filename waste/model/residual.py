@@ -88,6 +88,11 @@ class Residuals:
             stream.saved += 1
             stream.is_empty = True
 
+    def pass_layer(self, stream: Stream, layer: int) -> None:
+        """As if a whole layer had sealed and added: somebody else has seen to the sums."""
+        self.seal(stream, layer)
+        stream.is_empty = False
+
     def add(self, step: Step, stream: Stream, x: FloatArray) -> None:
         """sum += x."""
         if stream.is_empty:

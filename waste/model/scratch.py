@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from waste.io.arena import Arena
+
+T = TypeVar("T")
 
 _MOST_TAKEN = 2048  # a batch of another size takes other arrays
 _ALIGN = 64  # a cache line, so that no two threads' rows share one
@@ -29,6 +31,7 @@ class Scratch:
         self._bytes = None if arena is None else arena.slot(0)
         # Every layer of every step takes the same arrays at the same places.
         self._taken: dict[tuple[int, tuple[int, ...], str], npt.NDArray[np.generic]] = {}
+        self._together: dict[tuple[int, Hashable], tuple[Any, int]] = {}
         self._top = 0
         self.peak = 0
 
@@ -39,6 +42,20 @@ class Scratch:
     def ints(self, *shape: int) -> IntArray:
         """An uninitialized int64 array, C-contiguous."""
         return cast(IntArray, self._take(shape, np.dtype(np.int64)))
+
+    def together(self, key: Hashable, take: Callable[[], T]) -> T:
+        """What `take()` makes of arrays of this scratch; the same object whenever `key` comes at the same place."""
+        begin = self._top
+        known = self._together.get((begin, key))
+        if known is not None:
+            self._top = known[1]
+            taken: T = known[0]
+            return taken
+        taken = take()
+        if len(self._together) >= _MOST_TAKEN:
+            self._together.clear()
+        self._together[begin, key] = taken, self._top
+        return taken
 
     @contextmanager
     def frame(self) -> Iterator[None]:
@@ -53,6 +70,7 @@ class Scratch:
         """Let go of the memory."""
         if self._arena is not None:
             self._taken.clear()
+            self._together.clear()
             self._bytes = np.empty(0, np.uint8)
             self._arena.close()
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from waste.kernels import KernelSet
 from waste.kernels.workers import Job
-from waste.model.compute import Backlog, Compute, split_range
+from waste.model.backlog import Backlog
+from waste.model.compute import Compute, split_range
 from waste.model.experts import RecordUse
 from waste.model.lookahead import Lookahead
 from waste.model.scratch import FloatArray, IntArray, Scratch
@@ -38,12 +39,13 @@ class Tap:
         """A MoE layer's choices [N, k], ids ascending, and their weights."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """A ragged batch on its way through the layers: `tokens` rows, those of each session next to each other.
 
-    What layers add to the backlog runs later, in that order; only `backlog.run` and a tile of the ring that is let go
-    of wait for it. So everything an added job reads is written by a job added before.
+    What layers add to the backlog runs later, in that order; only `backlog.run`, `backlog.until` and a tile of the ring
+    that is let go of wait for it. So everything an added job reads is written by a job added before. Jobs of a routine
+    (`Backlog.recall`) outlive a step: they find the drafts of their time here.
     """
 
     tokens: int
@@ -69,7 +71,8 @@ class Step:
         def bind(first: int, last: int) -> Job:
             return lambda worker: job(first, last)
 
-        self.backlog.add([bind(*part) for part in split_range(self.tokens, self.compute.threads)], then=then)
+        parts = [(0, 1)] if self.tokens == 1 else split_range(self.tokens, self.compute.threads)
+        self.backlog.add([bind(*part) for part in parts], then=then)
 
     def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float, y: FloatArray) -> None:
         """y = rms(x)·weight, row by row."""

@@ -15,12 +15,18 @@ import numpy.typing as npt
 from waste.errors import ReadError
 from waste.kernels import KernelSet
 from waste.kernels.workers import Job
-from waste.model.compute import Backlog, Compute
+from waste.model.backlog import Backlog
+from waste.model.compute import Compute, split_range
 from waste.model.layout import Piece, TrunkLayout
 from waste.model.scratch import FloatArray
 from waste.sched.ring import TrunkRing
 
 Buffer = npt.NDArray[np.uint8]
+
+ROWS = 8
+"""Rows that kernels take together."""
+PARTS, LEAST_PART = 2, 512 * 1024
+"""Parts of a tile for each thread, at most, and what a part is worth handing over for, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +161,19 @@ class TrunkWalk:
             self._backlog.add(jobs(data, pieces))
 
     def _shares(self, data: Buffer, pieces: list[Piece], targets: dict[str, Target]) -> list[Job]:
-        return [self._share(data, pieces, targets, part) for part in range(self._compute.threads)]
-
-    def _share(self, data: Buffer, pieces: list[Piece], targets: dict[str, Target], part: int) -> Job:
-        """One thread's rows of every piece."""
+        size = sum(piece.count * piece.tensor.row_bytes for piece in pieces)
         threads = self._compute.threads
+        # More than one a thread, where it pays: who is held up leaves the rest to the others.
+        parts = threads * min(PARTS, max(1, size // (threads * LEAST_PART)))
+        return [self._share(data, pieces, targets, part, parts) for part in range(parts)]
+
+    def _share(self, data: Buffer, pieces: list[Piece], targets: dict[str, Target], part: int, parts: int) -> Job:
+        """One part of the rows of every piece."""
 
         def multiply(worker: int) -> None:
             for piece in pieces:
-                first, last = piece.count * part // threads, piece.count * (part + 1) // threads
+                units = -(-piece.count // ROWS)
+                first, last = (min(piece.count, units * cut // parts * ROWS) for cut in (part, part + 1))
                 if first < last:
                     target, tensor = targets[piece.tensor.name], piece.tensor
                     product = self._kernels.formats[tensor.format.name].product
@@ -172,11 +182,16 @@ class TrunkWalk:
 
         return multiply
 
-    async def units(self, name: str, job: Callable[[Buffer, Piece, int], Job]) -> None:
-        """Add `job(data, piece, unit)` for every unit of rows of a tensor, as its tiles come."""
+    async def units(self, name: str, job: Callable[[Buffer, Piece, range], Job]) -> None:
+        """Add `job(data, piece, units)` for all units of rows of a tensor, a few together, as its tiles come."""
+        threads = self._compute.threads
 
         def jobs(data: Buffer, pieces: list[Piece]) -> list[Job]:
-            return [job(data, piece, unit) for piece in pieces for unit in range(piece.count // piece.tensor.unit)]
+            return [
+                job(data, piece, range(*part))
+                for piece in pieces
+                for part in split_range(piece.count // piece.tensor.unit, PARTS * threads)
+            ]
 
         await self._sweep([name], jobs)
 

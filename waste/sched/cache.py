@@ -147,6 +147,10 @@ class ExpertCache:
             with self._scheduler.batch():
                 self._carry_out(actions)
 
+    def afterwards(self, call: Callable[[], None]) -> None:
+        """See `ReadScheduler.afterwards`."""
+        self._scheduler.afterwards(call)
+
     def abandon(self, claim: Claim) -> None:
         """See `Lease.close`."""
         self._leases.pop(claim, None)

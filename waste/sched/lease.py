@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,13 @@ class Lease:
         self._cache = cache
         self._claim = claim
         self._waiter: asyncio.Future[None] | None = None
+        self._on_news: Callable[[], None] | None = None
         self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called, or the cache's."""
+        return self._is_closed
 
     @property
     def pending(self) -> bool:
@@ -56,12 +62,21 @@ class Lease:
         claim = self._claim
         if claim.is_pending and not claim.ready and claim.error is None and not self._is_closed:
             await self._wait_until_woken()
+        return self.take()
+
+    def take(self) -> list[tuple[Hashable, npt.NDArray[np.uint8], Placement]]:
+        """What `wait` would hand out without waiting, [] if there is nothing new. Raises what it does, if it came."""
+        claim = self._claim
         if self._is_closed or isinstance(claim.error, ClosedError):
             raise ClosedError("the lease was closed")
         if claim.error is not None:
             key = claim.error.key if isinstance(claim.error, ReadError) else None
             raise ReadError(str(claim.error), key=key) from claim.error
         return self._cache.hand_out(claim)
+
+    def on_news(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` on the loop whenever there is something new to take, or an error. Instead of `wait`."""
+        self._on_news = callback
 
     def release(self, key: Hashable) -> None:
         """Done computing with a record.
@@ -79,6 +94,7 @@ class Lease:
         """
         if not self._is_closed:
             self._is_closed = True
+            self._on_news = None
             self._cache.abandon(self._claim)
             self.wake()
 
@@ -86,6 +102,8 @@ class Lease:
         """For the cache: there is something new to look at."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        if self._on_news is not None:
+            self._cache.afterwards(self._on_news)
 
     async def _wait_until_woken(self) -> None:
         if self._waiter is not None:

@@ -97,6 +97,7 @@ class TrunkRing:
         # Tiles whose read failed and is not tried again before the next walk; None once somebody was told.
         self._failed: dict[int, WasteError | None] = {}
         self._space = object()  # sets the keys of this ring apart from others on the same scheduler
+        self._is_whole = False
         self._is_closed = False
         self._acquired = self._stalled = self._read = self._failures = 0
 
@@ -108,6 +109,13 @@ class TrunkRing:
     def is_pinned(self, index: int) -> bool:
         """Whether the tile stays in memory, once read, whoever holds it."""
         return index < self._pinned
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every tile is pinned and has been read: then the trunk is in memory for good."""
+        if not self._is_whole and self._pinned == len(self._tiles):
+            self._is_whole = all(self.peek(index) is not None for index in range(self._pinned))
+        return self._is_whole
 
     def peek(self, index: int) -> npt.NDArray[np.uint8] | None:
         """The bytes of a pinned tile that is there, as `acquire` would give them but without holding it; else None."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
@@ -122,6 +122,13 @@ class ReadScheduler:
         """`with scheduler.batch():` reads submitted inside go to the device together when it ends."""
         return self._batch
 
+    def afterwards(self, call: Callable[[], None]) -> None:
+        """Call this once the batch under way has issued its reads: it is no work of the scheduler's. Now, without one.
+
+        Its errors go to the loop's handler.
+        """
+        self._batch.afterwards(call)
+
     def promote(self, handle: ReadHandle, priority: Priority) -> None:
         """See `ReadHandle.promote`."""
         if not handle.is_done:
@@ -140,7 +147,7 @@ class ReadScheduler:
         self.is_changed = True
         with self._batch:
             for other in handles:
-                other.mark_done(None, self._report, is_dropped=True)
+                other.mark_done(None, self.report, is_dropped=True)
         return True
 
     def add_wait(self, seconds: float) -> None:
@@ -193,7 +200,7 @@ class ReadScheduler:
                 return
             for request in started:
                 for handle in self._handles[request.key]:
-                    handle.mark_issued(self._report)
+                    handle.mark_issued(self.report)
             if self.watch is not None:
                 self._note(ops)
             self._backend.submit(ops)
@@ -221,9 +228,9 @@ class ReadScheduler:
 
     def _finish(self, request: Request, error: WasteError | None) -> None:
         for handle in self._handles.pop(request.key):
-            handle.mark_done(error, self._report)
+            handle.mark_done(error, self.report)
 
-    def _report(self, error: BaseException) -> None:
+    def report(self, error: BaseException) -> None:
         """A callback failed: everyone else must still hear of their reads, so it goes to the loop's handler."""
         asyncio.get_running_loop().call_exception_handler(
             {"message": "a callback of the read scheduler failed", "exception": error}
@@ -233,14 +240,28 @@ class ReadScheduler:
 class _Batch:
     """Issues when the outermost `with` ends, and adds up the time spent inside."""
 
-    __slots__ = ("_began", "_depth", "_scheduler", "seconds", "what")
+    __slots__ = ("_began", "_calls", "_depth", "_scheduler", "seconds", "what")
 
     def __init__(self, scheduler: ReadScheduler) -> None:
         self._scheduler = scheduler
         self._depth = 0
         self._began = 0.0
+        self._calls: list[Callable[[], None]] = []
         self.seconds = 0.0
         self.what = ASKED
+
+    def afterwards(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+        if self._depth == 0:
+            self._call()
+
+    def _call(self) -> None:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            try:
+                call()
+            except Exception as error:
+                self._scheduler.report(error)
 
     def __enter__(self) -> None:
         if self._depth == 0:
@@ -261,3 +282,5 @@ class _Batch:
                 if self._scheduler.watch is not None:
                     self._scheduler.watch.loop(self.what, self._began, ended)
                 self.what = ASKED
+                if self._calls:
+                    self._call()

@@ -83,9 +83,10 @@ class LfruPolicy:
             self._end_round()
             self._round_group = name
         self._ghosts.pop(key, None)
-        self._scores[key] = self._score_if_asked(key)
+        group = self._group(name)
+        self._scores[key] = self._score_if_asked(key, group)
         self._asked_at[key] = self._tick()
-        self._groups[name].live.pop(key, None)
+        group.live.pop(key, None)
         self._round[key] = None
 
     def insert(self, key: Hashable) -> None:
@@ -97,7 +98,7 @@ class LfruPolicy:
         if is_waited_for:
             self._rank(key, self._scores[key], self._asked_at[key])
         else:
-            self._rank(key, self._score_if_asked(key), self._tick())
+            self._rank(key, self._score_if_asked(key, self._group(group_of(key))), self._tick())
 
     def remove(self, key: Hashable) -> None:
         """See `EvictionPolicy.remove`. The score stays for a while, should the key come back."""
@@ -147,9 +148,14 @@ class LfruPolicy:
         if worst is not None:
             self._offer(group, worst)
 
-    def _score_if_asked(self, key: Hashable) -> float:
+    def _group(self, name: Hashable) -> _Group:
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = _Group()
+        return group
+
+    def _score_if_asked(self, key: Hashable, group: _Group) -> float:
         """The key's score with one more request, which is worth 1 when the group's present round ends."""
-        group = self._groups.setdefault(group_of(key), _Group())
         now = group.age + AGE_PER_ROUND
         score = self._scores.get(key)
         return now if score is None else max(score, now) + log2(1 + 2 ** -abs(score - now))
