@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.engine.harness import assert_idle, assert_same_bits, feed, insides, open_model
+from tests.engine.harness import GOLDEN, assert_idle, assert_same_bits, feed, insides, logits_in_chunks, open_model
+from waste.io.safetensors import read_header
 from waste.model import expert_sweep
 from waste.model.scratch import FloatArray
 from waste.session import Session
@@ -85,3 +89,53 @@ async def test_a_chunk_of_many_tiles_as_they_are(monkeypatch: pytest.MonkeyPatch
             expected = await feed(engine, session, ids, 64)
         async with engine.session() as session:
             assert_same_bits(await feed(engine, session, ids, length), expected)
+
+
+def set_decay(folder: Path, bias: float) -> None:
+    """Add to every dt_bias of a copied checkpoint: large, and states forget at once; far below 0, and never."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    for name in (name for name in index if name.endswith(".dt_bias")):
+        path = folder / index[name]
+        entry = next(entry for entry in read_header(path) if entry.name == name)
+        assert entry.dtype == "F32"
+        values = np.memmap(path, np.float32, "r+", entry.begin, ((entry.end - entry.begin) // 4,))
+        values += bias
+        values.flush()
+
+
+@pytest.mark.parametrize("name", ["tiny-k3", "tiny-kimi-linear"])
+@pytest.mark.parametrize("bias", [12.0, -30.0], ids=["strong", "weak"])
+async def test_states_that_forget_at_once_and_never(tmp_path: Path, name: str, bias: float) -> None:
+    folder = tmp_path / name
+    shutil.copytree(GOLDEN / name, folder)
+    ids = [1 + number * 7 % 50 for number in range(LENGTH)]
+    async with open_model(name, context=LENGTH) as engine:
+        usual = await logits_in_chunks(engine, ids, 1)
+    set_decay(folder, bias)
+    async with open_model(folder, context=LENGTH, **{"prefill.chunk": LENGTH}) as engine:
+        async with engine.session() as session:
+            expected = await feed(engine, session, ids, 1)
+            states = carried(session)
+        assert np.isfinite(expected).all()
+        assert not np.allclose(expected, usual, atol=1e-3)
+        for chunk in (7, TILE, LENGTH):
+            async with engine.session() as session:
+                assert_same_bits(await feed(engine, session, ids, chunk), expected)
+                for found, state in zip(carried(session), states, strict=True):
+                    assert np.array_equal(found, state)
+
+
+async def test_a_thousand_tokens_at_once() -> None:
+    """Longer than a tile of attention, and than one of experts as they are in earnest."""
+    length = 1010
+    rng = random.Random(4)
+    async with open_model(GOLDEN / "nano-kl.waste", context=length, **{"prefill.chunk": length}) as engine:
+        ids = [rng.randrange(engine.model.config.vocab_size) for _ in range(length)]
+        async with engine.session() as session:
+            expected = await feed(engine, session, ids, 1)
+            states = carried(session)
+        for chunk in (7, 64, 1000, length):
+            async with engine.session() as session:
+                assert_same_bits(await feed(engine, session, ids, chunk), expected)
+                for found, state in zip(carried(session), states, strict=True):
+                    assert np.array_equal(found, state)

@@ -138,32 +138,31 @@ class ExpertRun:
 
         shared = [self._shared(*record, row) for record, row in zip(records, rows, strict=True)]
         return [
-            Stage(FAMILY, [check for check, _, _ in shared]),
-            Stage(FAMILY, [job for _, inner, _ in shared for job in inner]),
-            Stage(FAMILY, [job for _, _, outer in shared for job in outer], then=end),
+            Stage(FAMILY, [job for inner, _ in shared for job in inner]),
+            Stage(FAMILY, [job for _, outer in shared for job in outer], then=end),
         ]
 
-    def _shared(self, key: Hashable, data: Buffer, placement: Placement, row: int) -> tuple[Job, list[Job], list[Job]]:
-        """A record's check, its inner rows and its outer ones; `row` of the shared buffers holds what is in between."""
+    def _shared(self, key: Hashable, data: Buffer, placement: Placement, row: int) -> tuple[list[Job], list[Job]]:
+        """A record's inner rows and its outer ones; `row` of the shared buffers holds what is in between."""
         step, item, math, b = self._step, self._work[key], self._math, self._buffers
         gate, up = b.shared_gate[row : row + 1], b.shared_up[row : row + 1]
         y = self._answers[item.first : item.first + 1]
 
-        def check(worker: int) -> None:
-            try:
-                math.check(step.kernels, step.records, item.expert, data, placement, b.bad_scale[worker])
-            except BaseException:
-                self._fail()
-                raise
-
         def inner(rows: Rows, worker: int) -> None:
+            if rows[0] == 0:
+                # The others need not wait: whatever a damaged record says, sizes and places are the layout's.
+                try:
+                    math.check(step.kernels, step.records, item.expert, data, placement, b.bad_scale[worker])
+                except BaseException:
+                    self._fail()
+                    raise
             math.inner(step.kernels, step.records, data, placement, self._x, gate, up, rows)
 
         def outer(rows: Rows, worker: int) -> None:
             math.outer(step.kernels, step.records, data, placement, gate, y, rows)
 
         inner_rows, outer_rows = math.parts(step.compute.threads)
-        return check, [partial(inner, rows) for rows in inner_rows], [partial(outer, rows) for rows in outer_rows]
+        return [partial(inner, rows) for rows in inner_rows], [partial(outer, rows) for rows in outer_rows]
 
     def _job(self, key: Hashable, data: Buffer, placement: Placement) -> Job:
         step, item = self._step, self._work[key]

@@ -8,7 +8,7 @@ which is the order in which a single token's experts are summed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -31,14 +31,36 @@ TILE = 128
 TOKENS_TOGETHER = 8
 """Kernels share each weight among so many tokens, so that many are made up."""
 
+AHEAD = 2
+"""Experts that have been handed over: one that is computed and one that is prepared for it to go on with."""
+
 Record = tuple[Buffer, Placement]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Some tokens that an expert answers together: which, with which weights, filled up to `padded`, and their `x`."""
+
+    tokens: IntArray
+    weights: FloatArray
+    padded: IntArray
+    x: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """An expert on the compute threads."""
+
+    key: Hashable
+    preparing: Started
+    computing: Started
 
 
 @dataclass(frozen=True, slots=True)
 class SweepBuffers:
     """For up to `TILE` tokens, rounded up to those that kernels take together: T."""
 
-    x: FloatArray  # [T, input]
+    x: FloatArray  # [AHEAD, T, input]
     gate: FloatArray  # [T, width]
     up: FloatArray  # [T, width]
     answers: FloatArray  # [T, input]
@@ -48,7 +70,7 @@ class SweepBuffers:
     def take(scratch: Scratch, threads: int, tokens: int, input_size: int, width: int) -> SweepBuffers:
         tile = _rounded(min(tokens, TILE))
         return SweepBuffers(
-            x=scratch.floats(tile, input_size),
+            x=scratch.floats(AHEAD, tile, input_size),
             gate=scratch.floats(tile, width),
             up=scratch.floats(tile, width),
             answers=scratch.floats(tile, input_size),
@@ -81,6 +103,7 @@ class ExpertSweep:
         self._x = x
         self._b = buffers
         self._mixed = mixed
+        self._turn = 0
         self._windows: deque[Sequence[ExpertWork]] = deque()
         self._asked: deque[tuple[Lease, Sequence[ExpertWork]]] = deque()
 
@@ -115,63 +138,80 @@ class ExpertSweep:
             self._ask()
 
     async def _sweep(self, lease: Lease, items: Sequence[ExpertWork]) -> None:
-        """What has come is computed in one go while the next records come."""
+        """One after the other; while one is computed, the next has been handed over and more records come."""
         ready: dict[Hashable, Record] = {}
-        left = deque(items)
-        running: Started | None = None
-        held: list[Hashable] = []
+        under_way: deque[_UnderWay] = deque()
         try:
-            while left:
-                while expert_key(self._layer, left[0].expert) not in ready:
+            for item in items:
+                key = expert_key(self._layer, item.expert)
+                while key not in ready:
                     with self._step.walk.waiting():
-                        for key, data, placement in await wait_for_records(lease, self._layer):
-                            ready[key] = data, placement
-                stages: list[Stage] = []
-                keys: list[Hashable] = []
-                while left and (key := expert_key(self._layer, left[0].expert)) in ready:
-                    stages.extend(self._stages(left.popleft(), *ready.pop(key)))
-                    keys.append(key)
-                if running is not None:
-                    await self._step.compute.finish(running)
-                    self._release(lease, held)
-                running, held = self._step.compute.start(stages), keys
+                        for found, data, placement in await wait_for_records(lease, self._layer):
+                            ready[found] = data, placement
+                while len(under_way) >= AHEAD:
+                    await self._end(lease, under_way.popleft())
+                before = under_way[-1].computing if under_way else None
+                under_way.append(self._start(key, item, *ready.pop(key), before))
+            while under_way:
+                await self._end(lease, under_way.popleft())
         finally:
-            if running is not None:
-                await self._step.compute.finish(running)
-        self._release(lease, held)
+            await self._step.compute.finish(*(batch for one in under_way for batch in (one.preparing, one.computing)))
 
-    def _release(self, lease: Lease, keys: list[Hashable]) -> None:
-        for key in keys:
-            lease.release(key)
+    async def _end(self, lease: Lease, one: _UnderWay) -> None:
+        await self._step.compute.finish(one.preparing, one.computing)
+        lease.release(one.key)
 
-    def _stages(self, item: ExpertWork, data: Buffer, placement: Placement) -> Iterator[Stage]:
+    def _start(
+        self, key: Hashable, item: ExpertWork, data: Buffer, placement: Placement, before: Started | None
+    ) -> _UnderWay:
+        """An expert, to be computed when the one before it is; prepared while that is under way."""
         step, math, b = self._step, self._math, self._b
+        self._turn = (self._turn + 1) % AHEAD
+        first, *others = self._tiles(item)
 
-        def check(worker: int) -> None:
+        def prepare(worker: int) -> None:
             math.check(step.kernels, step.records, item.expert, data, placement, b.bad_scale[worker])
+            self._gather(first, (0, first.padded.size), worker)
 
-        def inner(count: int, rows: Rows, worker: int) -> None:
-            math.inner(step.kernels, step.records, data, placement, b.x[:count], b.gate[:count], b.up[:count], rows)
+        preparing = step.compute.start([Stage(FAMILY, [prepare])])
+        stages = self._products(first, data, placement)
+        for tile in others:
+            parts = split_range(tile.padded.size, step.compute.threads)
+            stages.append(Stage(FAMILY, [partial(self._gather, tile, part) for part in parts]))
+            stages += self._products(tile, data, placement)
+        after = [preparing] if before is None else [preparing, before]
+        return _UnderWay(key, preparing, step.compute.start(stages, after=after))
 
-        def outer(count: int, tokens: IntArray, weights: FloatArray, rows: Rows, worker: int) -> None:
-            answers = b.answers[:count]
-            math.outer(step.kernels, step.records, data, placement, b.gate[:count], answers, rows)
-            step.kernels.accumulate(answers, tokens, weights, self._mixed, *rows)
-
-        yield Stage(FAMILY, [check])
-        inner_rows, outer_rows = math.parts(step.compute.threads)
+    def _tiles(self, item: ExpertWork) -> list[_Tile]:
+        tiles = []
         for at in range(0, item.tokens.size, TILE):
             tokens, weights = item.tokens[at : at + TILE], item.weights[at : at + TILE]
             count = _rounded(tokens.size)
             padded = np.append(tokens, np.repeat(tokens[-1:], count - tokens.size))
-            parts = split_range(count, step.compute.threads)
-            yield Stage(FAMILY, [partial(self._gather, padded, part) for part in parts])
-            yield Stage(FAMILY, [partial(inner, count, rows) for rows in inner_rows])
-            yield Stage(FAMILY, [partial(outer, count, tokens, weights, rows) for rows in outer_rows])
+            tiles.append(_Tile(tokens, weights, padded, self._b.x[self._turn, :count]))
+        return tiles
 
-    def _gather(self, tokens: IntArray, part: Rows, worker: int) -> None:
+    def _products(self, tile: _Tile, data: Buffer, placement: Placement) -> list[Stage]:
+        step, math, b = self._step, self._math, self._b
+        count = tile.padded.size
+        gate, up, answers = b.gate[:count], b.up[:count], b.answers[:count]
+
+        def inner(rows: Rows, worker: int) -> None:
+            math.inner(step.kernels, step.records, data, placement, tile.x, gate, up, rows)
+
+        def outer(rows: Rows, worker: int) -> None:
+            math.outer(step.kernels, step.records, data, placement, gate, answers, rows)
+            step.kernels.accumulate(answers, tile.tokens, tile.weights, self._mixed, *rows)
+
+        inner_rows, outer_rows = math.parts(step.compute.threads)
+        return [
+            Stage(FAMILY, [partial(inner, rows) for rows in inner_rows]),
+            Stage(FAMILY, [partial(outer, rows) for rows in outer_rows]),
+        ]
+
+    def _gather(self, tile: _Tile, part: Rows, worker: int) -> None:
         first, last = part
-        np.take(self._x, tokens[first:last], axis=0, out=self._b.x[first:last], mode="clip")
+        np.take(self._x, tile.padded[first:last], axis=0, out=tile.x[first:last], mode="clip")
 
 
 def _rounded(tokens: int) -> int:
