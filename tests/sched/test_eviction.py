@@ -91,8 +91,7 @@ def test_what_is_remembered_is_bounded_by_the_slots() -> None:
     slots = 8
     hits(policy, ((step % 3, step) for step in range(5000)), slots)
     most = (slots + 1) * (GHOSTS_PER_SLOT + 1)
-    assert len(policy._scores) <= most
-    assert len(policy._asked_at) <= most
+    assert len(policy._keys) <= most
     assert sum(len(group.heap) for group in policy._groups.values()) <= 5 * (slots + 3)
     hits(policy, ((step % 3, step % 2) for step in range(5000)), slots)
     assert len(policy._worst) <= 5 * (3 + 1), "hits without a victim leave entries to sweep"
