@@ -29,7 +29,7 @@ _Entry = tuple[float, int, "_Key"]
 
 
 class _Key:
-    """What is known of one key. score: None until it is asked for. entry: the one of its group's heap, if it has one."""
+    """What is known of one key. score: None until it is asked for. entry: its own in the group's heap, or None."""
 
     __slots__ = ("asked_at", "entry", "group", "is_ghost", "is_in_round", "is_in_slot", "name", "score")
 
@@ -135,19 +135,21 @@ class LfruPolicy:
 
     def remove(self, key: Hashable) -> None:
         """See `EvictionPolicy.remove`. The score stays for a while, should the key come back."""
-        known = self._keys[key]
+        known = self._keys.get(key)
+        if known is None:
+            return
         self._in_slots -= known.is_in_slot
         known.is_in_slot = False
         known.group.drop(known)
         if known.score is None:
-            del self._keys[key]
+            self._forget(known)
         else:
             known.is_ghost = True
             self._ghosts[key] = None
             self._ghosts.move_to_end(key)
         while len(self._ghosts) > GHOSTS_PER_SLOT * (self._in_slots + 1):
             forgotten, _ = self._ghosts.popitem(last=False)
-            del self._keys[forgotten]
+            self._forget(self._keys[forgotten])
 
     def victim(self, is_evictable: Callable[[Hashable], bool]) -> Hashable | None:
         """See `EvictionPolicy.victim`."""
@@ -179,6 +181,12 @@ class LfruPolicy:
         known = self._keys[key] = _Key(key, group)
         return known
 
+    def _forget(self, key: _Key) -> None:
+        """Its score; and the key itself, if it has no slot and the round does not know it."""
+        key.score, key.is_ghost = None, False
+        if not key.is_in_slot and not key.is_in_round:
+            del self._keys[key.name]
+
     def _end_round(self) -> None:
         """Age the group whose round is over, and rank the keys it asked for."""
         group = self._round_group
@@ -187,7 +195,9 @@ class LfruPolicy:
         group.age += AGE_PER_ROUND
         for key in self._round:
             key.is_in_round = False
-            if key.is_in_slot and key.score is not None:
+            if key.score is None:
+                self._forget(key)
+            elif key.is_in_slot:
                 group.push((key.score, -key.asked_at, key))
         self._round.clear()
         worst = group.worst()
