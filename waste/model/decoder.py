@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -182,11 +184,17 @@ class Decoder:
             await self.embedding.read(memory.embeddings, memory.compute, memory.kernels, ids, rows.stream.sum)
         for layer in self._layers:
             progress(layer.index / len(self._layers))
-            self._comes_to("layer", layer.index)
+            self._tell_when_come(step, "layer", layer.index)
             await layer.forward(step, memory.experts, self._residuals, rows)
-        self._comes_to("head")
+        self._tell_when_come(step, "head")
         with step.backlog.part("head"):
             return await self._logits(step, chunks, rows)
+
+    def _tell_when_come(self, step: Step, what: str, number: int = 0) -> None:
+        """The walk adds work long before it is done; who watches wants to know when the threads come to it."""
+        if self.watch is not None:
+            tell = partial(asyncio.get_running_loop().call_soon_threadsafe, self._comes_to, what, number)
+            step.backlog.add([lambda worker: None], then=tell)
 
     def _comes_to(self, what: str | None, number: int = 0) -> None:
         if self.watch is not None:
