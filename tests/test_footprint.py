@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.engine.harness import GOLDEN
+from tests.kernels.cases import EXPERT_FORMATS, expert_arguments, random_expert
 from waste.blueprint import Blueprint, draw
 from waste.footprint import PIECE_BYTES, POSITION_BYTES, TILE_BYTES
 from waste.io import backends
@@ -94,6 +95,17 @@ def test_matrices_of_the_numpy_kernels(name: str) -> None:
         peak = peak_bytes(lambda: product(data, 0, rows * columns // 2, columns, 0, rows, 0, books, x, y))
     # The views' own objects are in what is counted for the matrix product's buffers.
     assert peak <= BYTES_PER_WEIGHT[name] * rows * columns + DOUBLE_BYTES * tokens * (rows + columns) + 65_536
+
+
+@pytest.mark.parametrize("name", EXPERT_FORMATS)
+def test_an_expert_of_the_numpy_kernels_takes_what_one_of_its_matrices_does(name: str) -> None:
+    inputs, width, tokens = 1024, 256, 16
+    rng = np.random.default_rng(1)
+    expert = random_expert(rng, name, inputs, width, 64)
+    x = np.zeros((tokens + 4, inputs), np.float32)
+    arguments = expert_arguments(rng, expert, 64, width, x, np.arange(tokens), SILU)
+    peak = peak_bytes(lambda: NUMPY.by_name()[f"{name}.expert"](*arguments))
+    assert peak <= BYTES_PER_WEIGHT[name] * inputs * width + DOUBLE_BYTES * tokens * (inputs + width) + 65_536
 
 
 def test_row_operations_of_the_numpy_kernels() -> None:

@@ -186,6 +186,67 @@ for name in VECTOR_FORMATS:
     codebook_cases(name)
 
 
+@dataclass(frozen=True)
+class Expert:
+    """The three matrices of a record. books: float32 [3, values], None for a format without."""
+
+    data: np.ndarray
+    places: np.ndarray  # int64 [6]
+    books: np.ndarray | None
+
+
+def random_expert(rng: np.random.Generator, format_name: str, inputs: int, width: int, block: int) -> Expert:
+    """A record of a format; w1, w3 [width, inputs], w2 [inputs, width]."""
+    parts, books, begin, places = [], [], 0, np.empty(6, np.int64)
+    for matrix, (rows, columns) in enumerate([(width, inputs), (width, inputs), (inputs, width)]):
+        if format_name in VECTOR_FORMATS:
+            stored, values = random_vectors(rng, format_name, rows, columns, block)
+            books.append(values)
+        else:
+            stored = random_rows(rng, format_name, rows, columns)
+        places[[matrix, 3 + matrix]] = begin + stored.at, begin + stored.scale_at
+        parts.append(stored.data)
+        begin += stored.data.size
+    return Expert(np.concatenate(parts), places, np.stack(books) if books else None)
+
+
+def expert_arguments(
+    rng: np.random.Generator, expert: Expert, block: int, width: int, x: np.ndarray, tokens: np.ndarray, kind: int
+) -> Arguments:
+    """Everything an `expert` kernel takes, scratch for two tokens more than there are."""
+    n, inputs = tokens.size, x.shape[1]
+    scratch = (normal(rng, n + 2, inputs), normal(rng, n + 2, width), normal(rng, n + 2, width))
+    table = () if expert.books is None else (block, expert.books)
+    found = np.array([7, 7], np.int64)
+    return (
+        *(expert.data, expert.places, *table, x, tokens, *scratch, normal(rng, n, inputs)),
+        *(kind, 4.0, 25.0, found),
+    )
+
+
+EXPERT_FORMATS = ("MXFP4", "BF16", "F32", *VECTOR_FORMATS)
+
+
+def expert_cases(format_name: str) -> None:
+    first = 6 if format_name in VECTOR_FORMATS else 4
+
+    @cases(f"{format_name}.expert", writes=(*range(first, first + 4), first + 7))
+    def expert(rng: np.random.Generator) -> Labelled:
+        for label, inputs, width, block, tokens, kind in (
+            ("alone", 64, 96, 0, [0], SILU),
+            ("one", 96, 64, 4, [2], SITU),
+            ("seven", 64, 96, 64, [0, 1, 3, 4, 6, 7, 9], SITU_UNCAPPED),
+            ("nine", 32, 64, 64, [0, 1, 2, 3, 4, 5, 7, 8, 9], SITU),
+        ):
+            x = normal(rng, 1 if label == "alone" else 10, inputs, scale=0.1)
+            record = random_expert(rng, format_name, inputs, width, block)
+            yield label, expert_arguments(rng, record, block, width, x, np.array(tokens, np.int64), kind)
+
+
+for name in EXPERT_FORMATS:
+    expert_cases(name)
+
+
 @cases("MXFP4.find_bad_scale", writes=(3,))
 def _find_bad_scale(rng: np.random.Generator) -> Labelled:
     good = rng.integers(0, 255, 100, np.uint8)

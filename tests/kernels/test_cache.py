@@ -36,6 +36,15 @@ def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path, hashes: 
     assert [str(path) for path in tmp_path.iterdir()] == [first.folder]
 
 
+def test_a_kernel_that_calls_others_is_loaded_with_them(tmp_path: Path, compiled: dict[str, Kernel]) -> None:
+    name = "F32.expert"
+    first, second = run(tmp_path, name), run(tmp_path, name)
+    assert (first.cache_hits, second.cache_hits) == (0, 1)
+    assert first.hashes == second.hashes == hash_outputs(compiled, [name])
+    entries = [path.name.split("-")[0] for path in Path(first.folder).rglob("*.nbi")]
+    assert sorted(entries) == ["f32.expert", "f32.product", "vectors.activate"]
+
+
 def test_the_folder_is_named_by_a_hash_of_all_kernel_sources() -> None:
     sources = sorted((ROOT / "waste" / "kernels").rglob("*.py"))
     assert len(sources) > 20
@@ -172,3 +181,9 @@ def test_a_kernel_called_with_other_types_is_an_error(compiled: dict[str, Kernel
     wide = np.zeros(8)
     with pytest.raises(TypeError, match="No matching definition"):
         compiled["exponential"](wide, wide)
+
+
+def test_a_kernel_that_came_with_its_caller_has_one_signature_too(compiled: dict[str, Kernel]) -> None:
+    wide = np.zeros((1, 8))
+    with pytest.raises(TypeError, match="No matching definition"):
+        compiled["activate"](wide, wide, 0, 1.0, 1.0, 0, 8)

@@ -7,6 +7,7 @@ This is the only module that imports numba or llvmlite; the others take what the
   the same bits on every instruction set.
 - `helper` functions exist only inside kernels. A `kernel` has one declared signature; `compile_kernel` builds it,
   and a call with other types is an error instead of a surprise compilation.
+- A kernel may call others, which it names in `calls`: their compiled code is linked into it, out of the cache too.
 - numba's disk cache does not notice a change in a callee of another file, so its folder is named by a hash of every
   kernel source and of numba's version.
 """
@@ -53,7 +54,8 @@ f32s = types.Array(types.float32, 1, "C")
 f32s2 = types.Array(types.float32, 2, "C")
 f32s3 = types.Array(types.float32, 3, "C")
 
-_signatures: dict[str, tuple[Any, Any]] = {}
+_declared: dict[str, tuple[Any, Any, tuple[Callable[..., Any], ...]]] = {}
+"""Each kernel's dispatcher and signature, and the kernels it calls."""
 
 
 @cache
@@ -151,13 +153,25 @@ def helper(function: F) -> F:
     return dispatcher
 
 
-def kernel(*signature: Any) -> Callable[[F], F]:
-    """A kernel of one signature: argument types in order. It returns nothing; results go into its arguments."""
+def template(function: F) -> F:
+    """A helper that calls kernels; its source is put into those that use it.
+
+    As a `helper` it would link and optimize the kernels' code once more for itself.
+    """
+    dispatcher: F = njit(nogil=True, error_model="numpy", inline="always")(function)
+    return dispatcher
+
+
+def kernel(*signature: Any, calls: tuple[Callable[..., Any], ...] = ()) -> Callable[[F], F]:
+    """A kernel of one signature: argument types in order. It returns nothing; results go into its arguments.
+
+    calls: the kernels that it calls.
+    """
 
     def decorate(function: F) -> F:
         dispatcher: Any = _cached(njit(nogil=True, error_model="numpy")(function))
         name = f"{function.__module__}.{function.__qualname__}"
-        _signatures[name] = (dispatcher, void(*signature))
+        _declared[name] = (dispatcher, void(*signature), calls)
         result: F = dispatcher
         return result
 
@@ -166,8 +180,11 @@ def kernel(*signature: Any) -> Callable[[F], F]:
 
 def compile_kernel(function: Callable[..., Any]) -> None:
     """Compile a kernel, or load it from the cache; nothing to do if that is done."""
-    dispatcher, signature = _signatures[f"{function.__module__}.{function.__qualname__}"]
+    dispatcher, signature, calls = _declared[f"{function.__module__}.{function.__qualname__}"]
     if not dispatcher.signatures:
+        # Before their caller: it would compile them for the types it calls them with.
+        for called in calls:
+            compile_kernel(called)
         _compile(dispatcher, signature)
         dispatcher.disable_compile()
 

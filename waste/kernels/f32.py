@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._expert import ARGUMENTS, answer
 from ._jit import f32s2, i64, kernel, u8s
 from ._lanes import f32_from_bytes, load_f32_bytes
 from ._plain import multiply, multiply_transposed, widen_rows
+from .vectors import activate
 
 BYTES = 4
 
@@ -32,3 +34,13 @@ def absorb(data: Any, at: int, scale_at: int, columns: int, rows: int, x: Any, x
 def widen(data: Any, at: int, scale_at: int, columns: int, rows: int, y: Any) -> None:
     """y[r, i] = W[r, i] as float32."""
     widen_rows(f32_from_bytes, BYTES, data, at, columns, rows, y)
+
+
+@kernel(*ARGUMENTS, calls=(product, activate))
+def expert(
+    data: Any, places: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, y: Any,
+    kind: int, beta: float, linear_beta: float, found: Any,
+) -> None:  # fmt: skip
+    """y = w2·act(w1·x, w3·x) for some rows of x: see `_expert`. No scale can be bad."""
+    found[0] = -1
+    answer(product, data, places, x, tokens, gathered, gate, up, y, kind, beta, linear_beta)

@@ -16,12 +16,13 @@ Kernel = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class FormatKernels:
-    """The kernels of one weight format; a format that no trunk uses has no `absorb`."""
+    """The kernels of one weight format; one that no trunk uses has no `absorb`, one that no expert uses no `expert`."""
 
     product: Kernel
     widen: Kernel
     absorb: Kernel | None = None
     find_bad_scale: Kernel | None = None
+    expert: Kernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class CodebookKernels:
     product: Kernel
     widen: Kernel
     find_bad_scale: Kernel
+    expert: Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,18 @@ class KernelSet:
         yield from self.by_name().values()
 
     def by_name(self) -> dict[str, Kernel]:
-        """Every kernel under its name: "rms_norm", "BF16.product"."""
-        named: dict[str, Kernel] = {}
+        """Every kernel under its name: "rms_norm", "BF16.product".
+
+        Those that call others come first: the last are compiled first, and what is called is there by then.
+        """
+        by_format: dict[str, FormatKernels | CodebookKernels] = {**self.formats, **self.codebook_formats}
+        named: dict[str, Kernel] = {
+            f"{name}.expert": kernels.expert for name, kernels in by_format.items() if kernels.expert is not None
+        }
         for field in fields(self):
             value = getattr(self, field.name)
             if callable(value):
                 named[field.name] = value
-        by_format: dict[str, FormatKernels | CodebookKernels] = {**self.formats, **self.codebook_formats}
         for format_name, kernels in by_format.items():
             for field in fields(kernels):
                 if (kernel := getattr(kernels, field.name)) is not None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from ._e2m1 import CHECKED_AT_ONCE, have_bad_scale, load_e2m1, load_e8m0, splat_e8m0
+from ._expert import ARGUMENTS, answer, find_in_expert
 from ._grouped import multiply, widen_rows
 from ._jit import f32s2, i64, i64s, kernel, u8s
+from .vectors import activate
 
 BITS, GROUP, SCALE_BYTES = 4, 32, 1
 
@@ -45,3 +47,14 @@ def find_bad_scale(data: Any, scale_at: int, count: int, found: Any, slot: int) 
         if data[scale_at + i] == 255:
             found[slot] = i
         i += 1
+
+
+@kernel(*ARGUMENTS, calls=(product, find_bad_scale, activate))
+def expert(
+    data: Any, places: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, y: Any,
+    kind: int, beta: float, linear_beta: float, found: Any,
+) -> None:  # fmt: skip
+    """y = w2·act(w1·x, w3·x) for some rows of x: see `_expert`."""
+    scales = x.shape[1] * gate.shape[1] // GROUP
+    if not find_in_expert(find_bad_scale, data, places, scales, scales, found):
+        answer(product, data, places, x, tokens, gathered, gate, up, y, kind, beta, linear_beta)

@@ -8,17 +8,37 @@ from .kernel_set import CodebookKernels, FormatKernels, KernelSet
 KERNELS = KernelSet(
     name="numba",
     formats={
-        "BF16": FormatKernels(product=bf16.product, widen=bf16.widen, absorb=bf16.absorb),
+        "BF16": FormatKernels(product=bf16.product, widen=bf16.widen, absorb=bf16.absorb, expert=bf16.expert),
         "F16": FormatKernels(product=f16.product, widen=f16.widen, absorb=f16.absorb),
-        "F32": FormatKernels(product=f32.product, widen=f32.widen, absorb=f32.absorb),
-        "MXFP4": FormatKernels(product=mxfp4.product, widen=mxfp4.widen, find_bad_scale=mxfp4.find_bad_scale),
+        "F32": FormatKernels(product=f32.product, widen=f32.widen, absorb=f32.absorb, expert=f32.expert),
+        "MXFP4": FormatKernels(
+            product=mxfp4.product,
+            widen=mxfp4.widen,
+            find_bad_scale=mxfp4.find_bad_scale,
+            expert=mxfp4.expert,
+        ),
         "Q8G": FormatKernels(product=q8g.product, widen=q8g.widen, absorb=q8g.absorb),
         "Q4G": FormatKernels(product=q4g.product, widen=q4g.widen, absorb=q4g.absorb),
     },
     codebook_formats={
-        "VQ3R": CodebookKernels(product=vq.vq3r_product, widen=vq.vq3r_widen, find_bad_scale=vq.find_bad_scale),
-        "VQ2R": CodebookKernels(product=vq.vq2r_product, widen=vq.vq2r_widen, find_bad_scale=vq.find_bad_scale),
-        "VQ4P": CodebookKernels(product=vq.vq4p_product, widen=vq.vq4p_widen, find_bad_scale=vq.find_bad_scale),
+        "VQ3R": CodebookKernels(
+            product=vq.vq3r_product,
+            widen=vq.vq3r_widen,
+            find_bad_scale=vq.find_bad_scale,
+            expert=vq.vq3r_expert,
+        ),
+        "VQ2R": CodebookKernels(
+            product=vq.vq2r_product,
+            widen=vq.vq2r_widen,
+            find_bad_scale=vq.find_bad_scale,
+            expert=vq.vq2r_expert,
+        ),
+        "VQ4P": CodebookKernels(
+            product=vq.vq4p_product,
+            widen=vq.vq4p_widen,
+            find_bad_scale=vq.find_bad_scale,
+            expert=vq.vq4p_expert,
+        ),
     },
     rms_norm=vectors.rms_norm,
     activate=vectors.activate,

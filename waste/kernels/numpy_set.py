@@ -10,9 +10,9 @@ from .twins import kda, mla, moe, vectors, vq
 KERNELS = KernelSet(
     name="numpy",
     formats={
-        "BF16": twins.format_kernels(formats.BF16, twins.bf16_matrix),
+        "BF16": twins.format_kernels(formats.BF16, twins.bf16_matrix, for_experts=True),
         "F16": twins.format_kernels(formats.F16, twins.f16_matrix),
-        "F32": twins.format_kernels(formats.F32, twins.f32_matrix),
+        "F32": twins.format_kernels(formats.F32, twins.f32_matrix, for_experts=True),
         "MXFP4": twins.format_kernels(formats.MXFP4, twins.mxfp4_matrix, find_bad_scale=twins.find_bad_scale),
         "Q8G": twins.format_kernels(formats.Q8G, twins.q8g_matrix),
         "Q4G": twins.format_kernels(formats.Q4G, twins.q4g_matrix),

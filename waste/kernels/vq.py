@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 
 from ._codebooks import load_vq2r, load_vq3r, load_vq4p
+from ._expert import ARGUMENTS_WITH_BOOKS, answer_with_books, find_in_expert
 from ._f16 import f32_from_f16_bytes, splat_f16
-from ._jit import f32s, f32s2, helper, i64, i64s, kernel, u8s
+from ._jit import f32s, f32s2, helper, i64, i64s, kernel, template, u8s
 from ._lanes import fma, fold, load, prefetch, store, zero
 from ._tiles import add_products, load_eight, store_eight
+from .vectors import activate
 
 _TILE = 32
 """Positions that all rows of a group go through before any goes on: memory is then read in the order it lies in,
@@ -236,3 +238,51 @@ def find_bad_scale(data: Any, scale_at: int, count: int, found: Any, slot: int) 
         if data[scale_at + 2 * i + 1] & 0x7C == 0x7C:
             found[slot] = i
             break
+
+
+@template
+def multiply_expert(
+    product: Any, data: Any, places: Any, block: Any, books: Any, x: Any, tokens: Any, gathered: Any, gate: Any,
+    up: Any, y: Any, kind: Any, beta: Any, linear_beta: Any, found: Any,
+) -> None:  # fmt: skip
+    """y = w2·act(w1·x, w3·x) for some rows of x: see `_expert`. `books` float32 [3, values]: of w1, w3 and w2."""
+    if not find_in_expert(find_bad_scale, data, places, gate.shape[1], y.shape[1], found):
+        answer_with_books(
+            product, data, places, block, books, x, tokens, gathered, gate, up, y, kind, beta, linear_beta
+        )
+
+
+@kernel(*ARGUMENTS_WITH_BOOKS, calls=(vq3r_product, find_bad_scale, activate))
+def vq3r_expert(
+    data: Any, places: Any, block: int, books: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, y: Any,
+    kind: int, beta: float, linear_beta: float, found: Any,
+) -> None:  # fmt: skip
+    """See `multiply_expert`."""
+    multiply_expert(
+        vq3r_product,
+        data, places, block, books, x, tokens, gathered, gate, up, y, kind, beta, linear_beta, found,
+    )  # fmt: skip
+
+
+@kernel(*ARGUMENTS_WITH_BOOKS, calls=(vq2r_product, find_bad_scale, activate))
+def vq2r_expert(
+    data: Any, places: Any, block: int, books: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, y: Any,
+    kind: int, beta: float, linear_beta: float, found: Any,
+) -> None:  # fmt: skip
+    """See `multiply_expert`."""
+    multiply_expert(
+        vq2r_product,
+        data, places, block, books, x, tokens, gathered, gate, up, y, kind, beta, linear_beta, found,
+    )  # fmt: skip
+
+
+@kernel(*ARGUMENTS_WITH_BOOKS, calls=(vq4p_product, find_bad_scale, activate))
+def vq4p_expert(
+    data: Any, places: Any, block: int, books: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, y: Any,
+    kind: int, beta: float, linear_beta: float, found: Any,
+) -> None:  # fmt: skip
+    """See `multiply_expert`."""
+    multiply_expert(
+        vq4p_product,
+        data, places, block, books, x, tokens, gathered, gate, up, y, kind, beta, linear_beta, found,
+    )  # fmt: skip

@@ -62,6 +62,11 @@ class RecordLayout:
     down: MatrixParts
     header: int
 
+    @property
+    def matrices(self) -> tuple[MatrixParts, MatrixParts, MatrixParts]:
+        """In the order of `MatrixParts.position`."""
+        return self.gate, self.up, self.down
+
     @staticmethod
     def of(bank: Bank) -> RecordLayout:
         """Raises UnsupportedError for parts that no expert kernel multiplies."""
@@ -109,7 +114,7 @@ class ThreadBuffers:
     x: FloatArray  # [threads, N, input]
     gate: FloatArray  # [threads, N, width]
     up: FloatArray  # [threads, N, width]
-    bad_scale: IntArray  # [threads, 1]
+    bad_scale: IntArray  # [threads, 2]
     shared_gate: FloatArray  # [threads, width]: a record in each row
     shared_up: FloatArray  # [threads, width]
 
@@ -119,7 +124,7 @@ class ThreadBuffers:
             x=scratch.floats(threads, tokens, input_size),
             gate=scratch.floats(threads, tokens, width),
             up=scratch.floats(threads, tokens, width),
-            bad_scale=scratch.ints(threads, 1),
+            bad_scale=scratch.ints(threads, 2),
             shared_gate=scratch.floats(threads, width),
             shared_up=scratch.floats(threads, width),
         )
@@ -169,6 +174,10 @@ class ExpertMath:
         self._layer = layer
         self._bank = bank
         self._record = RecordLayout.of(bank)
+        matrices = self._record.matrices
+        self._is_uniform = len({matrix.format for matrix in matrices}) == 1
+        # In the order in which the kernels take their places; what stands for scales that are none is never looked at.
+        self._stored = [m.weights for m in matrices] + [m.scales if m.scales >= 0 else m.weights for m in matrices]
         self._kind = activation_kind(activation)
         self._beta = activation.beta
         self._linear_beta = activation.linear_beta or 0.0
@@ -199,23 +208,37 @@ class ExpertMath:
 
         Raises DamagedError if the record is not what the source promised, or a scale of it is not a number.
         """
-        count = work.tokens.size
-        gathered, gate, up = buffers.x[worker, :count], buffers.gate[worker, :count], buffers.up[worker, :count]
-        np.take(x, work.tokens, axis=0, out=gathered, mode="clip")
-        record, starts = self._record, placement.starts
-        self.check(kernels, use, work.expert, data, placement, buffers.bad_scale[worker])
-        self.inner(kernels, use, data, placement, gathered, gate, up, (0, record.gate.rows))
-        outer = answers[work.first : work.first + count]
-        self._multiply(kernels, use, record.down, data, starts, gate, outer, (0, record.down.rows))
+        count, found = work.tokens.size, buffers.bad_scale[worker]
+        gathered, gate, up = buffers.x[worker], buffers.gate[worker], buffers.up[worker]
+        y = answers[work.first : work.first + count]
+        if not self._is_uniform:
+            gathered, gate, up = gathered[:count], gate[:count], up[:count]
+            np.take(x, work.tokens, axis=0, out=gathered, mode="clip")
+            self.check(kernels, use, work.expert, data, placement, found)
+            self.inner(kernels, use, data, placement, gathered, gate, up, (0, self._record.gate.rows))
+            self.outer(kernels, use, data, placement, gate, y, (0, self._record.down.rows))
+            return
+        self._check_header(work.expert, data, placement.starts, verify=use.verify)
+        places = np.array([placement.starts[part] for part in self._stored], np.int64)
+        rest = (x, work.tokens, gathered, gate, up, y, self._kind, self._beta, self._linear_beta, found)
+        name = self._record.gate.format
+        if self._bank.codebooks is None:
+            expert = kernels.formats[name].expert
+            assert expert is not None
+            expert(data, places, *rest)
+        else:
+            block, books = self._bank.codebooks.index_block, use.codebooks[self._layer]
+            kernels.codebook_formats[name].expert(data, places, block, books, *rest)
+        if found[0] >= 0:
+            raise self._damaged(work.expert, self._record.matrices[found[0]], found[1])
 
     def check(
         self, kernels: KernelSet, use: RecordUse, expert: int, data: Buffer, placement: Placement, found: IntArray
     ) -> None:
         """Raise DamagedError if the record is not what the source promised, or a scale of it is not a number."""
-        record, starts = self._record, placement.starts
-        self._check_header(expert, data, starts, verify=use.verify)
-        for matrix in (record.gate, record.up, record.down):
-            self._check_scales(kernels, expert, matrix, data, starts, found)
+        self._check_header(expert, data, placement.starts, verify=use.verify)
+        for matrix in self._record.matrices:
+            self._check_scales(kernels, expert, matrix, data, placement.starts, found)
 
     def inner(
         self,
@@ -290,10 +313,13 @@ class ExpertMath:
             return
         find(data, starts[matrix.scales], matrix.scale_count, found, 0)
         if found[0] >= 0:
-            what = "is infinite or NaN" if self._bank.codebooks else "is 255, which is not a number; expected 0 to 254"
-            raise DamagedError(
-                f"layer {self._layer}, expert {expert}: scale {found[0]} of {matrix.name} {what}. Fetch the file again"
-            )
+            raise self._damaged(expert, matrix, found[0])
+
+    def _damaged(self, expert: int, matrix: MatrixParts, scale: int) -> DamagedError:
+        what = "is infinite or NaN" if self._bank.codebooks else "is 255, which is not a number; expected 0 to 254"
+        return DamagedError(
+            f"layer {self._layer}, expert {expert}: scale {scale} of {matrix.name} {what}. Fetch the file again"
+        )
 
 
 def expert_key(layer: int, expert: int) -> Hashable:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ..formats import WeightFormat
 from ..kernel_set import FormatKernels, Kernel
+from .expert import Integers, answer, find_in_expert
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -60,8 +61,10 @@ def _scaled(values: npt.NDArray[np.int8], data: Bytes, scale_at: int) -> Doubles
     return weights.reshape(rows, groups * size)
 
 
-def format_kernels(form: WeightFormat, matrix: Matrix, *, find_bad_scale: Kernel | None = None) -> FormatKernels:
-    """The kernels of a format, given its matrix."""
+def format_kernels(
+    form: WeightFormat, matrix: Matrix, *, for_experts: bool = False, find_bad_scale: Kernel | None = None
+) -> FormatKernels:
+    """The kernels of a format, given its matrix. One whose scales may be bad is for experts alone."""
 
     def product(
         data: Bytes, at: int, scale_at: int, columns: int, first: int, last: int, x: Floats, y: Floats, y_column: int
@@ -83,9 +86,26 @@ def format_kernels(form: WeightFormat, matrix: Matrix, *, find_bad_scale: Kernel
         with np.errstate(over="ignore"):
             y[:rows, :columns] = matrix(data, at, scale_at, columns, rows)
 
+    def expert(
+        data: Bytes, places: Integers, x: Floats, tokens: Integers, gathered: Floats, gate: Floats, up: Floats,
+        y: Floats, kind: int, beta: float, linear_beta: float, found: Integers,
+    ) -> None:  # fmt: skip
+        """y = w2·act(w1·x, w3·x) for some rows of x."""
+        found[0] = -1
+        if find_bad_scale is not None:
+            inner = gate.shape[1] * form.scale_bytes(x.shape[1])
+            outer = y.shape[1] * form.scale_bytes(gate.shape[1])
+            if find_in_expert(find_bad_scale, data, places, inner, outer, found):
+                return
+
+        def multiply(matrix: int, columns: int, rows: int, x: Floats, y: Floats) -> None:
+            product(data, int(places[matrix]), int(places[3 + matrix]), columns, 0, rows, x, y, 0)
+
+        answer(multiply, x, tokens, gathered, gate, up, y, kind, beta, linear_beta)
+
     if find_bad_scale is not None:
-        return FormatKernels(product=product, widen=widen, find_bad_scale=find_bad_scale)
-    return FormatKernels(product=product, widen=widen, absorb=absorb)
+        return FormatKernels(product=product, widen=widen, find_bad_scale=find_bad_scale, expert=expert)
+    return FormatKernels(product=product, widen=widen, absorb=absorb, expert=expert if for_experts else None)
 
 
 def find_bad_scale(data: Bytes, scale_at: int, count: int, found: npt.NDArray[np.int64], slot: int) -> None:
