@@ -6,12 +6,12 @@ from collections.abc import Hashable, Sequence
 
 from waste.sched.prefetch import register
 
-_SHARE = 0.75
-"""Of a token's experts, where no width is given: the lower a guess ranks, the more often it is wrong."""
-
 
 class RouterPrefetch:
-    """Reads the first `width` guesses a token."""
+    """Reads the first `width` guesses a token, or all of them.
+
+    The likeliest go first, and what has not been begun when the router itself has chosen is not read at all.
+    """
 
     wants_guesses = True
 
@@ -20,8 +20,7 @@ class RouterPrefetch:
 
     def choose(self, by_rank: Sequence[Sequence[Hashable]]) -> Sequence[Hashable]:
         """See `PrefetchPolicy.choose`."""
-        width = round(len(by_rank) * _SHARE) if self._width is None else self._width
-        return [key for rank in by_rank[:width] for key in rank]
+        return [key for rank in by_rank[: self._width] for key in rank]
 
 
 register("router", RouterPrefetch)
