@@ -186,7 +186,7 @@ class ExpertSweep:
         tiles = []
         for at in range(0, item.tokens.size, TILE):
             tokens, weights = item.tokens[at : at + TILE], item.weights[at : at + TILE]
-            count = _rounded(tokens.size)
+            count = _rounded(tokens.size, self._math.one_by_one)
             padded = np.append(tokens, np.repeat(tokens[-1:], count - tokens.size))
             tiles.append(_Tile(tokens, weights, padded, self._b.x[self._turn, :count]))
         return tiles
@@ -214,6 +214,7 @@ class ExpertSweep:
         np.take(self._x, tile.padded[first:last], axis=0, out=tile.x[first:last], mode="clip")
 
 
-def _rounded(tokens: int) -> int:
-    """As many as kernels take together, or a few that go one by one."""
-    return tokens if tokens < 3 else -(-tokens // TOKENS_TOGETHER) * TOKENS_TOGETHER
+def _rounded(tokens: int, one_by_one: int = 0) -> int:
+    """As many as kernels take together, unless no more than a few are left over, which go one by one."""
+    left = tokens % TOKENS_TOGETHER
+    return tokens if left <= one_by_one else tokens - left + TOKENS_TOGETHER

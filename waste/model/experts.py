@@ -181,6 +181,8 @@ class ExpertMath:
         self._kind = activation_kind(activation)
         self._beta = activation.beta
         self._linear_beta = activation.linear_beta or 0.0
+        self.one_by_one = 4 if bank.codebooks is None else 2
+        """Tokens that take less time one by one than made up to as many as kernels take together."""
         self._parts: dict[int, tuple[list[Rows], list[Rows]]] = {}
 
     def parts(self, count: int) -> tuple[list[Rows], list[Rows]]:
