@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from waste.engine import Engine
 from waste.errors import DamagedError, ModelError, ReadError
 from waste.io.backends.base import ReadOp
 from waste.io.safetensors import read_header
+from waste.model import kda
 from waste.model.experts import expert_key
 from waste.model.scratch import IntArray
 from waste.model.step import Tap
@@ -301,3 +303,30 @@ class TestDamage:
             with pytest.raises(ModelError, match="logit of token 0 is nan"):
                 await anext(engine.generate(IDS[:3]))
             await assert_idle(engine)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 5])
+async def test_a_job_that_fails_half_way_leaves_the_session_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Some heads have brought in what they were owed by then, others have not."""
+    keep, calls = kda._keep_owed, 0
+
+    def fail_once(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing + 1:
+            raise MemoryError
+        keep(*arguments)
+
+    async with open_model("tiny-k3") as engine:
+        expected = await logits_in_chunks(engine, IDS[:8], 1)
+        async with engine.session() as session:
+            before = await feed(engine, session, IDS[:4], 1)
+            monkeypatch.setattr(kda, "_keep_owed", fail_once)
+            with pytest.raises(MemoryError):
+                await feed(engine, session, IDS[4:5], 1)
+            assert session.length == 4
+            after = await feed(engine, session, IDS[4:8], 1)
+        assert_same_bits(np.concatenate([before, after]), expected)
+        await assert_idle(engine)

@@ -174,3 +174,10 @@ async def test_without_a_routine_nothing_is_kept(compute: Compute) -> None:
     assert not backlog.recall("part")
     await backlog.run()
     await backlog.settle()
+
+
+async def test_more_than_one_range_is_never_asked_of_too_few_items(compute: Compute) -> None:
+    for least in (0, 1, 4, 1000):
+        parts = compute.split(64, 8, least=least)
+        assert [parts[0][0], parts[-1][1]] == [0, 64]
+        assert len(parts) <= max(1, min(compute.threads, 64 // max(1, least)))

@@ -21,8 +21,8 @@ Watch = Callable[[int, str, float, float], None]
 class Stage:
     """Jobs that may run side by side.
 
-    family: what their time is counted under. then: called once when all of them have ended, failed or not, and
-    before anybody else hears of it.
+    family: what their time is counted under. then: called once when all of them have ended well, before anybody else
+    hears of it; an error of it is one of the batch.
     """
 
     family: str
@@ -112,8 +112,11 @@ class Batch:
         if not is_last:
             return None
         assert self.stage is not None
-        if self.stage.then is not None:
-            self.stage.then()
+        if self.stage.then is not None and self._error is None:
+            try:
+                self.stage.then()
+            except BaseException as failure:
+                self._error = failure
         return self.begin()
 
 
@@ -218,13 +221,7 @@ class Workers:
         self._jobs[index] += 1
         if self.watch is not None:
             self.watch(index, family, began, ended)
-        try:
-            more = batch.end_job(error)
-        except BaseException as failure:
-            # Of the stage's `then`: shown as any thread's would be. Nobody may wait for the rest in vain.
-            _show(failure)
-            batch.cancel()
-            more = batch.begin()
+        more = batch.end_job(error)
         if more == 0:
             self._end(batch)
         self._put_in_front(batch, (more or 0) - 1)

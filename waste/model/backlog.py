@@ -85,10 +85,14 @@ class Backlog:
         return True
 
     def keep(self) -> None:
-        """What was added since the last `recall`, which did not find it, is for other walks, too."""
+        """What was added since the last `recall`, which did not find it, is for other walks, too.
+
+        Nothing may have been handed over in between.
+        """
         if self._routine is not None:
+            assert self._key is not None
             self._routine[self._key] = self._stages[self._begin :]
-            self._begin = len(self._stages)
+            self._begin, self._key = len(self._stages), None
 
     def beside(self, work: Beside) -> None:
         """What is added from now on comes after this work; what was added before has been handed over."""
@@ -106,7 +110,7 @@ class Backlog:
         after = [started for work in self._beside for started in work.started]
         self._behind += self._beside
         self._beside = []
-        stages, self._stages, self._begin = self._stages, [], 0
+        stages, self._stages, self._begin, self._key = self._stages, [], 0, None
         self._under_way.append(self._compute.start(stages, after=[*self._under_way[-1:], *after]))
 
     async def until(self, mark: Mark) -> None:
@@ -124,7 +128,10 @@ class Backlog:
         self._forget_ended()
 
     async def run(self) -> None:
-        """Hand over, and wait until all that was handed over is done; raises its first error."""
+        """Hand over, and wait until all that was handed over is done; raises its first error.
+
+        Work beside that nothing was added after is not waited for.
+        """
         await self.hand_over()
         await self._finish()
 

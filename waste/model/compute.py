@@ -47,7 +47,12 @@ class Started:
             await self.watch_end()
 
     def watch_end(self) -> asyncio.Future[None]:
-        """A future that is done when the last job has ended, if nobody gives it a result before."""
+        """A future that is done when the last job has ended, if nobody gives it a result before.
+
+        Raises RuntimeError if somebody has one.
+        """
+        if self._waiter is not None and not self._waiter.done():
+            raise RuntimeError("a batch can be waited for by one task at a time")
         self._waiter = self._loop.create_future()
         if self.is_ended:
             self._waiter.set_result(None)
@@ -162,7 +167,7 @@ class Compute:
 
     def split(self, total: int, step: int = 1, *, least: int = 1) -> list[tuple[int, int]]:
         """`total` items as one range a thread, cut at multiples of `step`, no more ranges than `least` items fill."""
-        return split_range(total, max(1, min(self.threads, total // least)), step)
+        return split_range(total, max(1, min(self.threads, total // max(1, least))), step)
 
 
 def split_range(total: int, parts: int, step: int = 1) -> list[tuple[int, int]]:

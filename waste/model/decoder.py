@@ -171,7 +171,7 @@ class Decoder:
             finally:
                 await backlog.settle()
                 # The kept one outlives its sessions.
-                step.drafts = ()
+                step.drafts, step.tap = (), Tap()
 
     async def _through(
         self, memory: StepMemory, step: Step, chunks: Sequence[Chunk], progress: Callable[[float], None]

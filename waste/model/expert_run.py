@@ -60,7 +60,11 @@ class ExpertRun:
         self._lease = cache.lease(list(self._work))
         self._returns = None if cache.slots >= AMPLE * len(self._work) else _Returns(self._release)
         self._lease.on_news(self._hand_out)
-        self._hand_out()
+        try:
+            self._hand_out()
+        except BaseException:
+            self.close()
+            raise
 
     async def all_started(self) -> None:
         """Return when every record has been handed to the compute threads. Raises ReadError."""

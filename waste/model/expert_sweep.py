@@ -155,7 +155,11 @@ class ExpertSweep:
             while under_way:
                 await self._end(lease, under_way.popleft())
         finally:
-            await self._step.compute.finish(*(batch for one in under_way for batch in (one.preparing, one.computing)))
+            # After an error or a cancellation: what has been begun is let end, and its errors are not the first.
+            left = [batch for one in under_way for batch in (one.preparing, one.computing)]
+            for batch in left:
+                batch.cancel()
+            await self._step.compute.end(left)
 
     async def _end(self, lease: Lease, one: _UnderWay) -> None:
         await self._step.compute.finish(one.preparing, one.computing)

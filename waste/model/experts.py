@@ -22,9 +22,10 @@ from waste.model.trunk import Buffer
 
 Matrix = Literal["w1", "w3", "w2"]
 Rows = tuple[int, int]
+"""The first, and the one after the last."""
 ROWS_TOGETHER = 64
 """Rows that one thread does at least: an index block of a container."""
-"""The first, and the one after the last."""
+
 
 ACTIVATIONS = {"silu": SILU, "situ": SITU}
 

@@ -93,13 +93,8 @@ class KdaLayer:
             b = step.scratch.together((self, step.tokens), lambda: self.take(step.scratch, step.tokens))
             await self._project(step, x, b)
             heads = [self._heads_job(step, b, *part) for part in step.compute.split(self._config.num_heads)]
-            step.backlog.add(heads, then=lambda: self._paid(step))
+            step.backlog.add(heads)
             await step.walk.products(Target(self._prefix + "o_proj.weight", b.out, y))
-
-    def _paid(self, step: Step) -> None:
-        """Whatever comes of this step: the states of this layer now hold what they were owed."""
-        for draft in step.drafts:
-            draft.state.is_owed[self._index] = False
 
     async def _project(self, step: Step, x: FloatArray, b: _Buffers) -> None:
         channels, prefix = self._config.channels, self._prefix
@@ -158,7 +153,7 @@ class KdaLayer:
                 state = draft.state.recurrent[index]
                 writes = draft.after is not None
                 after = state if draft.after is None else draft.after[index]
-                owed, is_owed = draft.state.owed[index], bool(draft.state.is_owed[index])
+                owed, is_owed = draft.state.owed[index], bool(draft.state.is_owed[index, first])
                 kernels.scan(
                     state,
                     after,
@@ -174,6 +169,8 @@ class KdaLayer:
                     last,
                     b.out,
                 )
+                # Whatever comes of this step, and of the other heads: these states now hold what they were owed.
+                draft.state.is_owed[index, first:last] = False
                 if not writes:
                     _keep_owed(b, draft.begin, channels, first, last, size, draft.state.next_owed[index])
             kernels.gate_output(b.out, b.gate, b.norm, self._eps, size, first, last)

@@ -32,7 +32,7 @@ class NextRouter:
     def guess(self, step: Step, lookahead: Lookahead, residuals: Residuals, rows: LayerRows) -> None:
         """Add the guess, made of the stream as it is by then, and hand it to `lookahead` when it is there.
 
-        Overwrites `mixed`, `weight` and `y` of the rows; the scratch's frame must stay open until the backlog has run.
+        Overwrites `mixed`, `weight` and `y` of the rows.
         Nothing happens where the router's tensors are not in memory: then the disk has enough to do.
         """
         if not step.walk.has(self._names):

@@ -72,8 +72,8 @@ class SessionState:
         self.latents = zeros(shape.latents)
         self.past, self.next_past = zeros(shape.past), zeros(shape.past)
         self.owed, self.next_owed = zeros(shape.owed), zeros(shape.owed)
-        self.is_owed = np.zeros(shape.owed[0], np.bool_)
-        """By KDA layer, whether the row of `owed` is still to be brought into `recurrent`."""
+        self.is_owed = np.zeros(shape.recurrent[:2], np.bool_)
+        """By KDA layer and head, whether its part of `owed` is still to be brought into `recurrent`."""
 
     @property
     def context(self) -> int:
