@@ -17,7 +17,7 @@ import numpy as np
 
 from waste.io.extents import Placement
 from waste.kernels.workers import Stage
-from waste.model.compute import Started, split_range
+from waste.model.compute import Mark, Started, split_range
 from waste.model.expert_run import FAMILY, wait_for_records
 from waste.model.experts import ExpertMath, ExpertWork, Rows, expert_key
 from waste.model.scratch import FloatArray, IntArray, Scratch
@@ -31,8 +31,11 @@ TILE = 128
 TOKENS_TOGETHER = 8
 """Kernels share each weight among so many tokens, so that many are made up."""
 
-AHEAD = 2
-"""Experts that have been handed over: one that is computed and one that is prepared for it to go on with."""
+AHEAD = 3
+"""Experts that have been handed over: one that has ended, one that is computed, one to go on with."""
+
+PARTS = 2
+"""Parts of an expert's rows for each thread: who is held up leaves the rest to the others."""
 
 Record = tuple[Buffer, Placement]
 
@@ -49,11 +52,12 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """An expert on the compute threads."""
+    """An expert on the compute threads. ending: its last job has begun."""
 
     key: Hashable
     preparing: Started
     computing: Started
+    ending: Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,9 @@ class ExpertSweep:
                     with self._step.walk.waiting():
                         for found, data, placement in await wait_for_records(lease, self._layer):
                             ready[found] = data, placement
-                while len(under_way) >= AHEAD:
+                if len(under_way) == AHEAD:
+                    # Not when one has ended: then the threads begin the next, and the loop would keep them from it.
+                    await under_way[1].ending.reached(under_way[1].computing)
                     await self._end(lease, under_way.popleft())
                 before = under_way[-1].computing if under_way else None
                 under_way.append(self._start(key, item, *ready.pop(key), before))
@@ -178,13 +184,21 @@ class ExpertSweep:
             self._gather(first, (0, first.padded.size), worker)
 
         preparing = step.compute.start([Stage(FAMILY, [prepare])])
+        ending = step.compute.mark(lambda: None)
         stages = self._products(first, data, placement)
         for tile in others:
             parts = split_range(tile.padded.size, step.compute.threads)
             stages.append(Stage(FAMILY, [partial(self._gather, tile, part) for part in parts]))
             stages += self._products(tile, data, placement)
+        *most, last = stages[-1].jobs
+
+        def last_job(worker: int) -> None:
+            ending.put()
+            last(worker)
+
+        stages[-1] = Stage(FAMILY, [*most, last_job])
         after = [preparing] if before is None else [preparing, before]
-        return _UnderWay(key, preparing, step.compute.start(stages, after=after))
+        return _UnderWay(key, preparing, step.compute.start(stages, after=after), ending)
 
     def _tiles(self, item: ExpertWork) -> list[_Tile]:
         tiles = []
@@ -207,7 +221,7 @@ class ExpertSweep:
             math.outer(step.kernels, step.records, data, placement, gate, answers, rows)
             step.kernels.accumulate(answers, tile.tokens, tile.weights, self._mixed, *rows)
 
-        inner_rows, outer_rows = math.parts(step.compute.threads)
+        inner_rows, outer_rows = math.parts(PARTS * step.compute.threads)
         return [
             Stage(FAMILY, [partial(inner, rows) for rows in inner_rows]),
             Stage(FAMILY, [partial(outer, rows) for rows in outer_rows]),
