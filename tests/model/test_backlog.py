@@ -12,8 +12,6 @@ from waste.kernels.workers import Job, Stage, Workers
 from waste.model.backlog import Backlog
 from waste.model.compute import Compute, Started
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(params=[1, 3])
 async def compute(request: pytest.FixtureRequest) -> AsyncIterator[Compute]:
