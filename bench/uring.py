@@ -37,13 +37,19 @@ ALIGN = 4096
 
 
 class Load:
-    """Random aligned places, as many reads in flight as the depth, until the time is over."""
+    """Random aligned places, as many reads in flight as the depth, until the time is over. For one run.
+
+    count: reads that have returned. done: so have all.
+    """
 
     def __init__(self, paths: Sequence[Path], size: int, depth: int, seconds: float) -> None:
         self.paths, self.size, self.depth = paths, size, depth
-        self.seconds = seconds
-        self.arena = Arena(depth, size)
-        self.buffers = [self.arena.slot(slot) for slot in range(depth)]
+        arena = Arena(depth, size)
+        self.buffers = [arena.slot(slot) for slot in range(depth)]
+        self.count = 0
+        self.done = asyncio.Event()
+        self._left = depth
+        self._end = time.perf_counter() + seconds
         self._random = random.Random(1)
         self._sizes = [path.stat().st_size for path in paths]
 
@@ -51,32 +57,33 @@ class Load:
         file = self._random.randrange(len(self.paths))
         return file, self._random.randrange((self._sizes[file] - self.size) // ALIGN) * ALIGN
 
+    def returned(self, slots: Sequence[int]) -> Sequence[int]:
+        """Count them; which of the slots are to be read into again."""
+        self.count += len(slots)
+        if time.perf_counter() < self._end:
+            return slots
+        self._left -= len(slots)
+        if not self._left:
+            self.done.set()
+        return []
 
-async def with_threads(load: Load) -> int:
-    """Reads done."""
+
+async def with_threads(load: Load) -> None:
     backend = ThreadsBackend(load.depth)
-    done = asyncio.Event()
-    count, in_flight, end = 0, load.depth, time.perf_counter() + load.seconds
 
-    def op(slot: int) -> ReadOp:
-        file, offset = load.place()
-        return ReadOp(slot, file, offset, load.size, load.size, load.buffers[slot].data)
+    def submit(slots: Sequence[int]) -> None:
+        places = [(slot, *load.place()) for slot in slots]
+        backend.submit(
+            [ReadOp(slot, file, at, load.size, load.size, load.buffers[slot].data) for slot, file, at in places]
+        )
 
     def deliver(completions: list[Completion]) -> None:
-        nonlocal count, in_flight
-        count += len(completions)
-        if time.perf_counter() < end:
-            backend.submit([op(completion.token) for completion in completions])
-        else:
-            in_flight -= len(completions)
-            if not in_flight:
-                done.set()
+        submit(load.returned([completion.token for completion in completions]))
 
     await backend.start(FileSet(load.paths, direct="on"), deliver)
-    backend.submit([op(slot) for slot in range(load.depth)])
-    await done.wait()
+    submit(range(load.depth))
+    await load.done.wait()
     await backend.close()
-    return count
 
 
 class Ring:
@@ -127,62 +134,53 @@ class Ring:
         """(token, what read returned) of all that have."""
         head, tail = int(self._cq_head[0]), int(self._cq_tail[0])
         places = (self._found + 16 * (number & self._cq_mask) for number in range(head, tail))
-        found = [struct.unpack_from("=Qi", self._cq, place) for place in places]
+        found: list[Any] = [struct.unpack_from("=Qi", self._cq, place) for place in places]
         self._cq_head[0] = tail
-        return [(token, result) for token, result in found]
+        return found
 
     def close(self) -> None:
         os.close(self.event)
         os.close(self._fd)
 
 
-async def with_uring(load: Load) -> int:
-    """Reads done."""
+async def with_uring(load: Load) -> None:
     files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in load.paths]
     ring = Ring(max(8, load.depth))
-    done = asyncio.Event()
-    count, in_flight, end = 0, load.depth, time.perf_counter() + load.seconds
 
-    def prepare(slot: int) -> None:
-        file, offset = load.place()
-        ring.prepare(slot, files[file], load.buffers[slot].ctypes.data, load.size, offset)
+    def submit(slots: Sequence[int]) -> None:
+        for slot in slots:
+            file, offset = load.place()
+            ring.prepare(slot, files[file], load.buffers[slot].ctypes.data, load.size, offset)
+        if slots:
+            ring.submit()
 
     def deliver() -> None:
-        nonlocal count, in_flight
         os.eventfd_read(ring.event)
         completed = ring.completed()
         assert all(result == load.size for _, result in completed)
-        count += len(completed)
-        if time.perf_counter() >= end:
-            in_flight -= len(completed)
-            if not in_flight:
-                done.set()
-        elif completed:
-            for slot, _ in completed:
-                prepare(slot)
-            ring.submit()
+        submit(load.returned([slot for slot, _ in completed]))
 
     loop = asyncio.get_running_loop()
     loop.add_reader(ring.event, deliver)
-    for slot in range(load.depth):
-        prepare(slot)
-    ring.submit()
-    await done.wait()
+    submit(range(load.depth))
+    await load.done.wait()
     loop.remove_reader(ring.event)
     ring.close()
     for descriptor in files:
         os.close(descriptor)
-    return count
 
 
-def measure(drive: Callable[[Load], Awaitable[int]], load: Load) -> dict[str, float]:
+def measure(
+    drive: Callable[[Load], Awaitable[None]], paths: Sequence[Path], size: int, depth: int, seconds: float
+) -> dict[str, float]:
     async def run() -> tuple[int, float, float]:
+        load = Load(paths, size, depth, seconds)
         began, cpu = time.perf_counter(), time.process_time()
-        count = await drive(load)
-        return count, time.perf_counter() - began, time.process_time() - cpu
+        await drive(load)
+        return load.count, time.perf_counter() - began, time.process_time() - cpu
 
-    count, seconds, cpu = asyncio.run(run())
-    return {"gbytes_per_s": count * load.size / seconds / 1e9, "cpu_us_per_read": cpu / count * 1e6}
+    count, elapsed, cpu = asyncio.run(run())
+    return {"gbytes_per_s": count * size / elapsed / 1e9, "cpu_us_per_read": cpu / count * 1e6}
 
 
 def main() -> None:
@@ -198,11 +196,11 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for size in given.sizes.split(","):
         for depth in map(int, given.depths.split(",")):
-            load = Load(given.files, parse_size(size) // ALIGN * ALIGN, depth, given.seconds)
+            length = parse_size(size) // ALIGN * ALIGN
             found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
             for _ in range(given.rounds):
                 for way, drive in ways.items():
-                    found[way].append(measure(drive, load))
+                    found[way].append(measure(drive, given.files, length, depth, given.seconds))
             row: dict[str, Any] = {"size": size, "depth": depth}
             for way, runs in found.items():
                 row[way] = {key: statistics.median(run[key] for run in runs) for key in runs[0]}

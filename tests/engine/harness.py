@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from waste.io.backends import register
 from waste.io.backends.base import ReadOp
 from waste.io.backends.threads import ThreadsBackend, read_fully
 from waste.io.files import FileSet
+from waste.io.safetensors import read_header
 from waste.model.scratch import FloatArray, IntArray
 from waste.model.step import Tap
 from waste.opening import Opened
@@ -191,6 +193,19 @@ async def assert_idle(engine: Engine, *, sessions: int = 0) -> None:
     assert engine.stats().sessions_open == sessions
     assert not opened.loop._batch
     assert not opened.loop._waiting
+
+
+def damage(folder: Path, tensor: str, change: Callable[[np.memmap], None]) -> None:
+    """Let `change` write to the bytes of a stored tensor."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    path = folder / index["weight_map"][tensor]
+    for entry in read_header(path):
+        if entry.name == tensor:
+            values = np.memmap(path, np.uint8, "r+", entry.begin, (entry.end - entry.begin,))
+            change(values)
+            values.flush()
+            return
+    raise AssertionError(tensor)
 
 
 def open_descriptors() -> dict[int, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from tests.engine.harness import (
     Script,
     assert_idle,
     assert_same_bits,
+    damage,
     feed,
     insides,
     load_golden,
@@ -29,7 +29,6 @@ from tests.engine.harness import (
 from waste.engine import Engine
 from waste.errors import DamagedError, ModelError, ReadError
 from waste.io.backends.base import ReadOp
-from waste.io.safetensors import read_header
 from waste.model import kda
 from waste.model.experts import expert_key
 from waste.model.scratch import IntArray
@@ -238,19 +237,6 @@ def copied(tmp_path: Path, name: str = "tiny-k3") -> Path:
     folder = tmp_path / name
     shutil.copytree(load_golden(name).path, folder)
     return folder
-
-
-def damage(folder: Path, tensor: str, change: Callable[[np.memmap], None]) -> None:
-    """Let `change` write to the bytes of a stored tensor."""
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    path = folder / index["weight_map"][tensor]
-    for entry in read_header(path):
-        if entry.name == tensor:
-            values = np.memmap(path, np.uint8, "r+", entry.begin, (entry.end - entry.begin,))
-            change(values)
-            values.flush()
-            return
-    raise AssertionError(tensor)
 
 
 class TestDamage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from pathlib import Path
@@ -10,8 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine.harness import GOLDEN, assert_idle, assert_same_bits, feed, insides, logits_in_chunks, open_model
-from waste.io.safetensors import read_header
+from tests.engine.harness import (
+    GOLDEN,
+    assert_idle,
+    assert_same_bits,
+    damage,
+    feed,
+    insides,
+    logits_in_chunks,
+    open_model,
+)
+from waste.io.source import open_source
 from waste.model import expert_sweep
 from waste.model.scratch import FloatArray
 from waste.session import Session
@@ -93,14 +101,15 @@ async def test_a_chunk_of_many_tiles_as_they_are(monkeypatch: pytest.MonkeyPatch
 
 def set_decay(folder: Path, bias: float) -> None:
     """Add to every dt_bias of a copied checkpoint: large, and states forget at once; far below 0, and never."""
-    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    for name in (name for name in index if name.endswith(".dt_bias")):
-        path = folder / index[name]
-        entry = next(entry for entry in read_header(path) if entry.name == name)
-        assert entry.dtype == "F32"
-        values = np.memmap(path, np.float32, "r+", entry.begin, ((entry.end - entry.begin) // 4,))
-        values += bias
-        values.flush()
+
+    def add(values: np.memmap) -> None:
+        floats = values.view(np.float32)
+        floats += bias
+
+    for name, info in open_source(folder).tensors.items():
+        if name.endswith(".dt_bias"):
+            assert info.dtype == "F32"
+            damage(folder, name, add)
 
 
 @pytest.mark.parametrize("name", ["tiny-k3", "tiny-kimi-linear"])

@@ -48,12 +48,12 @@ class WorkerStatistics:
 class Batch:
     """Stages on their way, one after the other: the jobs under way, what has not begun, and the first error.
 
-    For `Workers` alone but for `cancel`, which anybody may call. waits: for how many batches it has still to wait;
-    followers: those that wait for it. Both change under the lock of the threads only.
+    For `Workers` alone but for `cancel`, which anybody may call. error: the first one so far. waits: for how many
+    batches it has still to wait; followers: those that wait for it. Both change under the lock of the threads only.
     """
 
     __slots__ = (
-        "_error", "_is_cancelled", "_jobs", "_lock", "_running", "_stages", "done", "followers", "is_over", "stage",
+        "_is_cancelled", "_jobs", "_lock", "_running", "_stages", "done", "error", "followers", "is_over", "stage",
         "waits",
     )  # fmt: skip
 
@@ -61,7 +61,7 @@ class Batch:
         self._stages = deque(stages)
         self._jobs: deque[Job] = deque()
         self._running = 0
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._is_cancelled = False
         self._lock = threading.Lock()
         self.done = done
@@ -71,14 +71,9 @@ class Batch:
         self.is_over = False
 
     @property
-    def error(self) -> BaseException | None:
-        """The first one so far."""
-        return self._error
-
-    @property
     def is_broken(self) -> bool:
         """Whether stages were, or will be, left out."""
-        return self._is_cancelled or self._error is not None
+        return self._is_cancelled or self.error is not None
 
     def cancel(self) -> None:
         """Leave out the stages that have not begun. From any thread."""
@@ -106,17 +101,17 @@ class Batch:
         """A job has ended; returns how many of the next stage there are to run now, if it was the last, else None."""
         with self._lock:
             self._running -= 1
-            if self._error is None:
-                self._error = error
+            if self.error is None:
+                self.error = error
             is_last = self._running == 0
         if not is_last:
             return None
         assert self.stage is not None
-        if self.stage.then is not None and self._error is None:
+        if self.stage.then is not None and self.error is None:
             try:
                 self.stage.then()
             except BaseException as failure:
-                self._error = failure
+                self.error = failure
         return self.begin()
 
 
@@ -240,7 +235,8 @@ class Workers:
         try:
             batch.done(batch.error)
         except BaseException as failure:
-            _show(failure)
+            # Shown as any thread's would be, and the thread goes on.
+            threading.excepthook(threading.ExceptHookArgs((type(failure), failure, failure.__traceback__, None)))
         for follower in ready:
             if first := follower.begin():
                 self._put_in_front(follower, first)
@@ -252,8 +248,3 @@ class Workers:
         for _ in range(jobs):
             self._line.appendleft(batch)
             self._permits.put(None)
-
-
-def _show(failure: BaseException) -> None:
-    """As any thread's error would be, and the thread goes on."""
-    threading.excepthook(threading.ExceptHookArgs((type(failure), failure, failure.__traceback__, None)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -107,7 +107,7 @@ class Backlog:
             return
         for work in self._beside:
             await work.all_started()
-        after = [started for work in self._beside for started in work.started]
+        after = _started(self._beside)
         self._behind += self._beside
         self._beside = []
         stages, self._stages, self._begin, self._key = self._stages, [], 0, None
@@ -140,28 +140,33 @@ class Backlog:
         self._stages.clear()
         for work in self._beside:
             work.stop()
-        everything = [*self._under_way, *(s for work in (*self._behind, *self._beside) for s in work.started)]
+        everything = [*self._under_way, *_started(self._behind), *_started(self._beside)]
         for started in everything:
             started.cancel()
         try:
-            await self._compute.end(everything)
+            await self._compute.end(*everything)
         finally:
             for work in (*self._behind, *self._beside):
                 work.close()
             self._under_way, self._behind, self._beside = [], [], []
 
     async def _finish(self) -> None:
-        before = [started for work in self._behind for started in work.started]
-        await self._compute.finish(*before, *self._under_way)
+        await self._compute.finish(*_started(self._behind), *self._under_way)
         self._forget_ended()
 
     def _forget_ended(self) -> None:
         # The last one stays: what is handed over next comes after it.
-        self._under_way = [s for s in self._under_way[:-1] if not s.is_over] + self._under_way[-1:]
-        for work in self._behind:
-            if all(started.is_over for started in work.started):
+        self._under_way = [started for started in self._under_way[:-1] if not started.is_done] + self._under_way[-1:]
+        behind, self._behind = self._behind, []
+        for work in behind:
+            if all(started.is_done for started in work.started):
                 work.close()
-        self._behind = [work for work in self._behind if not all(started.is_over for started in work.started)]
+            else:
+                self._behind.append(work)
+
+
+def _started(works: Iterable[Beside]) -> list[Started]:
+    return [started for work in works for started in work.started]
 
 
 class _Chain:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import TypeVar
 
 from waste.kernels.workers import Batch, Stage, Workers
 
 T = TypeVar("T")
+
+PARTS = 2
+"""Parts of a large job for each thread: who is held up leaves the rest to the others."""
 
 OTHER = "other"
 """The family of work that belongs to no part of the model."""
@@ -33,8 +35,8 @@ class Started:
         self.batch: Batch = workers.submit(stages, self._tell, after=[other.batch for other in after])
 
     @property
-    def is_over(self) -> bool:
-        """Whether it has ended well."""
+    def is_done(self) -> bool:
+        """Whether it has ended without an error."""
         return self.is_ended and self.error is None
 
     def cancel(self) -> None:
@@ -47,15 +49,13 @@ class Started:
             await self.watch_end()
 
     def watch_end(self) -> asyncio.Future[None]:
-        """A future that is done when the last job has ended, if nobody gives it a result before.
+        """Of one that has not ended: a future that is done when it has, if nobody gives it a result before.
 
         Raises RuntimeError if somebody has one.
         """
         if self._waiter is not None and not self._waiter.done():
             raise RuntimeError("a batch can be waited for by one task at a time")
         self._waiter = self._loop.create_future()
-        if self.is_ended:
-            self._waiter.set_result(None)
         return self._waiter
 
     def _tell(self, error: BaseException | None) -> None:
@@ -68,9 +68,9 @@ class Started:
 
 
 class Mark:
-    """A place among the stages of a batch: make its `put` the `then` of one.
+    """A place in the work of a batch: its `put` is the `then` of a stage, or is called by a job.
 
-    When the work has come there, `then` is called on the loop. error: what it raised. is_reached: it was called.
+    When the work has come there, `then` is called on the loop. error: what it raised. is_reached: the loop knows.
     """
 
     __slots__ = ("_is_called_off", "_loop", "_then", "_waiter", "error", "is_reached")
@@ -127,8 +127,8 @@ class Compute:
         """
         return Started(self._workers, stages, self._loop, after)
 
-    def mark(self, then: Callable[[], None]) -> Mark:
-        """A place to be put among stages."""
+    def mark(self, then: Callable[[], None] = lambda: None) -> Mark:
+        """A place to be put into the work."""
         return Mark(self._loop, then)
 
     async def finish(self, *started: Started) -> None:
@@ -136,12 +136,12 @@ class Compute:
 
         When cancelled, stages that have not begun are left out.
         """
-        await self.end(started)
+        await self.end(*started)
         for one in started:
             if one.error is not None:
                 raise one.error
 
-    async def end(self, started: Sequence[Started]) -> None:
+    async def end(self, *started: Started) -> None:
         """As `finish`, but errors of jobs stay where they are."""
         cancelled: asyncio.CancelledError | None = None
         for one in started:
@@ -172,6 +172,11 @@ class Compute:
 
 def split_range(total: int, parts: int, step: int = 1) -> list[tuple[int, int]]:
     """[0, total) in at most `parts` ranges of nearly equal size, each but the last a multiple of `step` long."""
-    units = -(-total // step)
-    cuts = [min(total, units * part // parts * step) for part in range(parts + 1)]
-    return [(first, last) for first, last in pairwise(cuts) if first < last]
+    ranges = (part_of(total, part, parts, step) for part in range(parts))
+    return [(first, last) for first, last in ranges if first < last]
+
+
+def part_of(total: int, part: int, parts: int, step: int) -> tuple[int, int]:
+    """The range of [0, total) that is this one of so many parts; empty if there are more parts than steps."""
+    steps = -(-total // step)
+    return min(total, steps * part // parts * step), min(total, steps * (part + 1) // parts * step)

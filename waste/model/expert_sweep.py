@@ -17,7 +17,7 @@ import numpy as np
 
 from waste.io.extents import Placement
 from waste.kernels.workers import Stage
-from waste.model.compute import Mark, Started, split_range
+from waste.model.compute import PARTS, Mark, Started, split_range
 from waste.model.expert_run import FAMILY, wait_for_records
 from waste.model.experts import ExpertMath, ExpertWork, Rows, expert_key
 from waste.model.scratch import FloatArray, IntArray, Scratch
@@ -33,9 +33,6 @@ TOKENS_TOGETHER = 8
 
 AHEAD = 3
 """Experts that have been handed over: one that has ended, one that is computed, one to go on with."""
-
-PARTS = 2
-"""Parts of an expert's rows for each thread: who is held up leaves the rest to the others."""
 
 Record = tuple[Buffer, Placement]
 
@@ -165,7 +162,7 @@ class ExpertSweep:
             left = [batch for one in under_way for batch in (one.preparing, one.computing)]
             for batch in left:
                 batch.cancel()
-            await self._step.compute.end(left)
+            await self._step.compute.end(*left)
 
     async def _end(self, lease: Lease, one: _UnderWay) -> None:
         await self._step.compute.finish(one.preparing, one.computing)
@@ -184,7 +181,7 @@ class ExpertSweep:
             self._gather(first, (0, first.padded.size), worker)
 
         preparing = step.compute.start([Stage(FAMILY, [prepare])])
-        ending = step.compute.mark(lambda: None)
+        ending = step.compute.mark()
         stages = self._products(first, data, placement)
         for tile in others:
             parts = split_range(tile.padded.size, step.compute.threads)

@@ -149,12 +149,9 @@ class MoeLayer:
                 await self._add_shared(step, x, y, b, half_done)
             await step.backlog.until(routed)
             step.tap.routing(self._layer, b.routed.ids, b.routed.weights)
-        except BaseException:
-            routed.call_off()
-            for run in runs:
-                run.stop()
-            raise
         finally:
+            # After an error, too: nothing is asked for any more, and the backlog ends what was.
+            routed.call_off()
             for run in runs:
                 step.backlog.beside(run)
 
@@ -170,7 +167,7 @@ class MoeLayer:
         """For chunks: see `ExpertSweep`."""
         assert b.sweep is not None
         work: list[ExpertWork] = []
-        routed = step.compute.mark(lambda: None)
+        routed = step.compute.mark()
         await self._route(step, x, b, work, routed)
         await step.backlog.until(routed)
         step.tap.routing(self._layer, b.routed.ids, b.routed.weights)

@@ -16,7 +16,7 @@ from waste.errors import ReadError
 from waste.kernels import KernelSet
 from waste.kernels.workers import Job
 from waste.model.backlog import Backlog
-from waste.model.compute import Compute, split_range
+from waste.model.compute import PARTS, Compute, part_of, split_range
 from waste.model.layout import Piece, TrunkLayout
 from waste.model.scratch import FloatArray
 from waste.sched.ring import TrunkRing
@@ -25,8 +25,8 @@ Buffer = npt.NDArray[np.uint8]
 
 ROWS = 8
 """Rows that kernels take together."""
-PARTS, LEAST_PART = 2, 512 * 1024
-"""Parts of a tile for each thread, at most, and what a part is worth handing over for, in bytes."""
+LEAST_PART = 512 * 1024
+"""Bytes of weights that are worth a part of their own, beyond one for each thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,6 @@ class TrunkWalk:
     def _shares(self, data: Buffer, pieces: list[Piece], targets: dict[str, Target]) -> list[Job]:
         size = sum(piece.count * piece.tensor.row_bytes for piece in pieces)
         threads = self._compute.threads
-        # More than one a thread, where it pays: who is held up leaves the rest to the others.
         parts = threads * min(PARTS, max(1, size // (threads * LEAST_PART)))
         return [self._share(data, pieces, targets, part, parts) for part in range(parts)]
 
@@ -172,8 +171,7 @@ class TrunkWalk:
 
         def multiply(worker: int) -> None:
             for piece in pieces:
-                units = -(-piece.count // ROWS)
-                first, last = (min(piece.count, units * cut // parts * ROWS) for cut in (part, part + 1))
+                first, last = part_of(piece.count, part, parts, ROWS)
                 if first < last:
                     target, tensor = targets[piece.tensor.name], piece.tensor
                     product = self._kernels.formats[tensor.format.name].product
