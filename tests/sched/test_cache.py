@@ -4,6 +4,7 @@ import asyncio
 import gc
 import random
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sched.fakes import FakeDisk, is_right, piece, pieces, run, settle, started
-from waste.errors import BudgetError, ClosedError, ReadError
+from waste.errors import BudgetError, ClosedError, ReadError, WasteError
 from waste.io.extents import Placement
 from waste.sched import policies
 from waste.sched.cache import ExpertCache
@@ -297,6 +298,31 @@ def test_lookahead_yields_to_demand_and_is_promoted_by_it() -> None:
         reads = scheduler.statistics().reads
         assert (reads[Priority.DEMAND], reads[Priority.LOOKAHEAD]) == (2, 1)
         lease.close()
+        await ended(scheduler, cache)
+
+    run(main)
+
+
+def test_who_is_told_of_news_is_told_of_records_errors_and_the_end() -> None:
+    async def main() -> None:
+        disk, scheduler, cache = await made(slots=3)
+        told: list[object] = []
+
+        def look(lease: Lease) -> None:
+            try:
+                told.append([key for key, _, _ in lease.take()])
+            except WasteError as error:
+                told.append(type(error))
+
+        leases = [cache.lease([key]) for key in (1, 2, 3)]
+        for lease in leases:
+            lease.on_news(partial(look, lease))
+        disk.finish(0)
+        disk.finish(0, fail=[0])
+        assert told == [[1], ReadError]
+        cache.close()
+        assert told[2:] == [ClosedError] * 3
+        disk.finish_all()
         await ended(scheduler, cache)
 
     run(main)

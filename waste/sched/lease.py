@@ -75,7 +75,10 @@ class Lease:
         return self._cache.hand_out(claim)
 
     def on_news(self, callback: Callable[[], None]) -> None:
-        """Call `callback()` on the loop whenever there is something new to take, or an error. Instead of `wait`."""
+        """Call `callback()` on the loop whenever there is something new to take, or an error, and when it closes.
+
+        Instead of `wait`.
+        """
         self._on_news = callback
 
     def release(self, key: Hashable) -> None:
@@ -94,9 +97,9 @@ class Lease:
         """
         if not self._is_closed:
             self._is_closed = True
-            self._on_news = None
             self._cache.abandon(self._claim)
             self.wake()
+            self._on_news = None
 
     def wake(self) -> None:
         """For the cache: there is something new to look at."""
