@@ -95,22 +95,16 @@ class Residency:
         """
         if len(set(keys)) != len(keys):
             raise ValueError("a lease names a key twice")
-        missing = [(self._place(key), key) for key in keys if key not in self._records]
-        missing.sort(key=lambda miss: (miss[0].reads[0].file, miss[0].reads[0].offset))
+        records = [self._records.get(key) for key in keys]
+        missing = [(self._place(key), key) for key, record in zip(keys, records, strict=True) if record is None]
         claim, actions = Claim(tuple(keys), priority), Actions()
         self._claims[claim] = None
-        for key in keys:
+        for key, record in zip(keys, records, strict=True):
             self._policy.touch(key)
-            record = self._records.get(key)
             if record is not None:
                 self._join(claim, record, actions)
-        self._misses += len(missing)
-        for placement, key in missing:
-            claim.misses[key] = placement
-            self._wanted.setdefault(key, []).append(claim)
         if missing:
-            insort(self._short, claim, key=_priority)
-            self._fill(actions)
+            self._miss(claim, missing, actions)
         return claim, actions
 
     def hand_out(self, claim: Claim) -> list[Record]:
@@ -294,7 +288,7 @@ class Residency:
             raise RuntimeError(f"the cache broke: {'; '.join(broken)}")
 
     def _join(self, claim: Claim, record: Record, actions: Actions) -> None:
-        if record.is_whole:
+        if record.state is RESIDENT or record.state is PINNED:
             self._hits += 1
             self._table.pin(record)
             claim.ready.append(record)
@@ -312,6 +306,15 @@ class Residency:
                 assert record.placement is not None
                 self._lookahead_used += 1
                 self._lookahead_used_bytes += record.placement.buffer_bytes
+
+    def _miss(self, claim: Claim, missing: list[tuple[Placement, Hashable]], actions: Actions) -> None:
+        self._misses += len(missing)
+        missing.sort(key=lambda miss: (miss[0].reads[0].file, miss[0].reads[0].offset))
+        for placement, key in missing:
+            claim.misses[key] = placement
+            self._wanted.setdefault(key, []).append(claim)
+        insort(self._short, claim, key=_priority)
+        self._fill(actions)
 
     def _fill(self, actions: Actions) -> None:
         """Give slots to claims that are short of them, as long as there are any."""
