@@ -174,6 +174,76 @@ async def test_without_a_routine_nothing_is_kept(compute: Compute) -> None:
     await backlog.settle()
 
 
+async def test_what_joins_the_next_runs_beside_it(compute: Compute) -> None:
+    order: list[str] = []
+    both = threading.Barrier(2)
+    backlog = Backlog(compute)
+    backlog.add([note(order, "before")])
+    backlog.add_beside_next(lambda worker: meet(both, compute))
+    backlog.add([lambda worker: meet(both, compute)], then=lambda: order.append("both"))
+    backlog.add([note(order, "after")])
+    await backlog.run()
+    assert order == ["before", "both", "after"]
+    await backlog.settle()
+
+
+def meet(both: threading.Barrier, compute: Compute) -> None:
+    """Fails unless somebody else comes, where there is anybody else."""
+    if compute.threads > 1:
+        both.wait(20)
+
+
+async def test_what_joins_the_next_runs_alone_if_nothing_is_added(compute: Compute) -> None:
+    order: list[str] = []
+    backlog = Backlog(compute)
+    backlog.add_beside_next(note(order, "alone"))
+    await backlog.run()
+    backlog.add([note(order, "before")])
+    backlog.add_beside_next(note(order, "alone"))
+    await backlog.hand_over()
+    backlog.add([])
+    backlog.add_beside_next(note(order, "and"))
+    backlog.add([])
+    await backlog.run()
+    assert order == ["alone", "before", "alone", "and"]
+    backlog.add_beside_next(note(order, "never"))
+    await backlog.settle()
+    await backlog.run()
+    assert "never" not in order
+
+
+async def test_what_joins_is_not_kept(compute: Compute) -> None:
+    order: list[str] = []
+    routine: dict[Hashable, Sequence[Stage]] = {}
+    for walk in range(3):
+        backlog = Backlog(compute, routine)
+        backlog.add_beside_next(note(order, f"joined {walk}"))
+        if not backlog.recall("key"):
+            backlog.add([note(order, "kept")])
+            backlog.keep()
+        await backlog.run()
+        await backlog.settle()
+    assert [len(stages[0].jobs) for stages in routine.values()] == [1]
+    assert sorted(order) == ["joined 0", "joined 1", "joined 2", "kept", "kept", "kept"]
+
+
+async def test_a_trifle_goes_with_the_job_before_and_other_work_does_not(compute: Compute) -> None:
+    order: list[str] = []
+    routine: dict[Hashable, Sequence[Stage]] = {}
+    backlog = Backlog(compute, routine)
+    backlog.recall("key")
+    with backlog.part("part"):
+        backlog.add([note(order, "a")])
+    backlog.add([note(order, "b")])
+    with backlog.part("another"):
+        backlog.add([note(order, "c")])
+    backlog.keep()
+    await backlog.run()
+    assert [stage.family for stage in routine["key"]] == ["part", "another"]
+    assert order == ["a", "b", "c"]
+    await backlog.settle()
+
+
 async def test_more_than_one_range_is_never_asked_of_too_few_items(compute: Compute) -> None:
     for least in (0, 1, 4, 1000):
         parts = compute.split(64, 8, least=least)

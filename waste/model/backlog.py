@@ -44,6 +44,7 @@ class Backlog:
         self._compute = compute
         self._routine = routine
         self._stages: list[Stage] = []
+        self._joins: list[tuple[int, Job]] = []  # and with which stage, by its place
         self._begin = 0  # of what is being added for the routine; no job joins one before it
         self._key: Hashable = None
         self._family = OTHER
@@ -64,10 +65,16 @@ class Backlog:
         """Run `jobs` side by side when everything added before has ended; see `Stage` for `then`."""
         if len(jobs) == 1 and len(self._stages) > self._begin:
             last = self._stages[-1]
-            if len(last.jobs) == 1 and last.then is None and last.family == self._family:
-                self._stages[-1] = Stage(self._family, [_Chain(last.jobs[0], jobs[0])], then)
+            # What belongs to no part is a trifle, and its time may count for the part before.
+            if len(last.jobs) == 1 and last.then is None and self._family in (last.family, OTHER):
+                self._stages[-1] = Stage(last.family, [_Chain(last.jobs[0], jobs[0])], then)
                 return
         self._stages.append(Stage(self._family, jobs, then))
+
+    def add_beside_next(self, job: Job) -> None:
+        """Run `job` when everything added before has ended, side by side with the jobs that are added next, if any."""
+        self._joins.append((len(self._stages), job))
+        self._begin = len(self._stages)
 
     def recall(self, key: Hashable) -> bool:
         """Add what an earlier walk has kept under this key. False, if there is nothing: add it, and then `keep` it.
@@ -103,15 +110,28 @@ class Backlog:
 
         Raises what work beside raises when it cannot be started.
         """
-        if not self._stages:
+        if not self._stages and not self._joins:
             return
         for work in self._beside:
             await work.all_started()
         after = _started(self._beside)
         self._behind += self._beside
         self._beside = []
-        stages, self._stages, self._begin, self._key = self._stages, [], 0, None
+        stages, self._stages, self._begin, self._key = self._joined(), [], 0, None
         self._under_way.append(self._compute.start(stages, after=[*self._under_way[-1:], *after]))
+
+    def _joined(self) -> list[Stage]:
+        """The stages, and with them what is to run beside some."""
+        stages = self._stages
+        for place, job in self._joins:
+            if place == len(stages):
+                stages.append(Stage(self._family, [job]))
+            else:
+                # Second, so that one thread has begun with what takes longer.
+                beside = stages[place]
+                stages[place] = Stage(beside.family, [*beside.jobs[:1], job, *beside.jobs[1:]], beside.then)
+        self._joins = []
+        return stages
 
     async def until(self, mark: Mark) -> None:
         """Hand over, and return when the work has come to a mark that was added.
@@ -138,6 +158,7 @@ class Backlog:
     async def settle(self) -> None:
         """The walk is over, however: leave out what has not begun, wait for what has, let go of everything."""
         self._stages.clear()
+        self._joins.clear()
         for work in self._beside:
             work.stop()
         everything = [*self._under_way, *_started(self._behind), *_started(self._beside)]

@@ -112,8 +112,7 @@ class KdaLayer:
         expansions = [Target(prefix + "f_b_proj.weight", b.low_f, b.decay)]
         if not full_rank:
             expansions.append(Target(prefix + "g_b_proj.weight", b.low_g, b.gate))
-        await step.walk.products(*expansions)
-        await step.walk.vectors(
+        vectors = (
             (prefix + "q_conv1d.weight", b.raw_taps[0]),
             (prefix + "k_conv1d.weight", b.raw_taps[1]),
             (prefix + "v_conv1d.weight", b.raw_taps[2]),
@@ -121,7 +120,7 @@ class KdaLayer:
             (prefix + "dt_bias", b.dt_bias),
             (prefix + "o_norm.weight", b.norm),
         )
-        step.backlog.add([lambda worker: self._check_padding(b)])
+        await step.walk.products(*expansions, vectors=vectors)
 
     def _check_padding(self, b: _Buffers) -> None:
         if b.a_log[self._config.num_heads :].any():
@@ -138,6 +137,8 @@ class KdaLayer:
         bound = kda.gate_lower_bound or 0.0
 
         def run(worker: int) -> None:
+            if first == 0:
+                self._check_padding(b)
             for part in range(3):
                 raw = b.raw_taps[part].reshape(channels, kda.conv_kernel)[begin:end]
                 columns = slice(part * channels + begin, part * channels + end)

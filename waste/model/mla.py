@@ -104,9 +104,9 @@ class MlaLayer:
         ]
         if mla.output_gate:
             targets.append(Target(prefix + "g_proj.weight", x, b.gate))
-        await step.walk.products(*targets)
         norms = [(prefix + "q_a_layernorm.weight", b.query_norm)] if low_rank else []
-        await step.walk.vectors(*norms, (prefix + "kv_a_layernorm.weight", b.latent_norm))
+        norms.append((prefix + "kv_a_layernorm.weight", b.latent_norm))
+        await step.walk.products(*targets, vectors=norms)
 
         def normalize(first: int, last: int) -> None:
             rms_norm = step.kernels.rms_norm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -40,6 +40,10 @@ class Target:
     x: FloatArray
     y: FloatArray
     column: int = 0
+
+
+Held = list[tuple[Buffer, list[Piece]]]
+"""Tiles that are in memory, and what of each is meant."""
 
 
 class TrunkWalk:
@@ -124,21 +128,22 @@ class TrunkWalk:
     async def vectors(self, *targets: tuple[str, FloatArray]) -> None:
         """Add: widen whole tensors to float32 into 1-D arrays, which may be longer than the tensor."""
         arrays = dict(targets)
-        await self._sweep(list(arrays), lambda data, pieces: self._widen(data, pieces, arrays))
+        await self._sweep(list(arrays), lambda held: [self._widen(held, arrays)])
 
-    def _widen(self, data: Buffer, pieces: list[Piece], arrays: dict[str, FloatArray]) -> list[Job]:
-        def widen(worker: int) -> None:
-            for piece in pieces:
-                tensor = piece.tensor
-                row = arrays[tensor.name][: tensor.columns].reshape(1, tensor.columns)
-                self._kernels.formats[tensor.format.name].widen(data, piece.at, piece.scale_at, tensor.columns, 1, row)
+    async def products(self, *targets: Target, vectors: Sequence[tuple[str, FloatArray]] = ()) -> None:
+        """Add the products of tensors that follow each other in the walk; none of them needs another one's outcome.
 
-        return [widen]
+        vectors: those that come next, to be widened meanwhile.
+        """
+        by_name, arrays = {target.name: target for target in targets}, dict(vectors)
 
-    async def products(self, *targets: Target) -> None:
-        """Add the products of tensors that follow each other in the walk; none of them needs another one's outcome."""
-        by_name = {target.name: target for target in targets}
-        await self._sweep(list(by_name), lambda data, pieces: self._shares(data, pieces, by_name))
+        def jobs(held: Held) -> list[Job]:
+            matrices, rest = _only(held, by_name), _only(held, arrays)
+            # The longest last: the others fill up beside it.
+            widen = [self._widen(rest, arrays)] if rest else []
+            return widen + (self._shares(matrices, by_name) if matrices else [])
+
+        await self._sweep([*by_name, *arrays], jobs)
 
     def has(self, names: Sequence[str]) -> bool:
         """Whether all of these tensors, further on in the walk, stay in memory: then the `_ahead` methods take them."""
@@ -147,53 +152,81 @@ class TrunkWalk:
     def vectors_ahead(self, *targets: tuple[str, FloatArray]) -> None:
         """As `vectors`, of tensors that the walk has not come to; it stays where it is."""
         arrays = dict(targets)
-        self._reach(list(arrays), lambda data, pieces: self._widen(data, pieces, arrays))
+        self._backlog.add([self._widen(self._there(list(arrays)), arrays)])
 
     def products_ahead(self, *targets: Target) -> None:
         """As `products`, of tensors that the walk has not come to; it stays where it is."""
         by_name = {target.name: target for target in targets}
-        self._reach(list(by_name), lambda data, pieces: self._shares(data, pieces, by_name))
-
-    def _reach(self, names: Sequence[str], jobs: Callable[[Buffer, list[Piece]], list[Job]]) -> None:
-        for tile, pieces in self._layout.groups(names):
-            data = self._ring.peek(tile)
-            assert data is not None
-            self._backlog.add(jobs(data, pieces))
-
-    def _shares(self, data: Buffer, pieces: list[Piece], targets: dict[str, Target]) -> list[Job]:
-        size = sum(piece.count * piece.tensor.row_bytes for piece in pieces)
-        threads = self._compute.threads
-        parts = threads * min(PARTS, max(1, size // (threads * LEAST_PART)))
-        return [self._share(data, pieces, targets, part, parts) for part in range(parts)]
-
-    def _share(self, data: Buffer, pieces: list[Piece], targets: dict[str, Target], part: int, parts: int) -> Job:
-        """One part of the rows of every piece."""
-
-        def multiply(worker: int) -> None:
-            for piece in pieces:
-                first, last = part_of(piece.count, part, parts, ROWS)
-                if first < last:
-                    target, tensor = targets[piece.tensor.name], piece.tensor
-                    product = self._kernels.formats[tensor.format.name].product
-                    column = target.column + piece.first
-                    product(data, piece.at, piece.scale_at, tensor.columns, first, last, target.x, target.y, column)
-
-        return multiply
+        self._backlog.add(self._shares(self._there(list(by_name)), by_name))
 
     async def units(self, name: str, job: Callable[[Buffer, Piece, range], Job]) -> None:
         """Add `job(data, piece, units)` for all units of rows of a tensor, a few together, as its tiles come."""
         threads = self._compute.threads
 
-        def jobs(data: Buffer, pieces: list[Piece]) -> list[Job]:
+        def jobs(held: Held) -> list[Job]:
             return [
                 job(data, piece, range(*part))
+                for data, pieces in held
                 for piece in pieces
                 for part in split_range(piece.count // piece.tensor.unit, PARTS * threads)
             ]
 
         await self._sweep([name], jobs)
 
-    async def _sweep(self, names: Sequence[str], jobs: Callable[[Buffer, list[Piece]], list[Job]]) -> None:
+    def _there(self, names: Sequence[str]) -> Held:
+        """Where these tensors lie, all of which are in memory."""
+        held: Held = []
         for tile, pieces in self._layout.groups(names):
+            data = self._ring.peek(tile)
+            assert data is not None
+            held.append((data, pieces))
+        return held
+
+    async def _sweep(self, names: Sequence[str], jobs: Callable[[Held], list[Job]]) -> None:
+        """Add the jobs of each tile that these tensors are in; those of pinned ones in a row side by side."""
+        held: Held = []
+        for tile, pieces in self._layout.groups(names):
+            if held and not self._ring.is_pinned(tile):
+                self._backlog.add(jobs(held))
+                held = []
             data = await self.hold(tile)
-            self._backlog.add(jobs(data, pieces))
+            held.append((data, pieces))
+        self._backlog.add(jobs(held))
+
+    def _widen(self, held: Held, arrays: dict[str, FloatArray]) -> Job:
+        def widen(worker: int) -> None:
+            for data, pieces in held:
+                for piece in pieces:
+                    tensor = piece.tensor
+                    row = arrays[tensor.name][: tensor.columns].reshape(1, tensor.columns)
+                    kernels = self._kernels.formats[tensor.format.name]
+                    kernels.widen(data, piece.at, piece.scale_at, tensor.columns, 1, row)
+
+        return widen
+
+    def _shares(self, held: Held, targets: dict[str, Target]) -> list[Job]:
+        size = sum(piece.count * piece.tensor.row_bytes for _, pieces in held for piece in pieces)
+        threads = self._compute.threads
+        parts = threads * min(PARTS * len(held), max(1, size // (threads * LEAST_PART)))
+        return [self._share(held, targets, part, parts) for part in range(parts)]
+
+    def _share(self, held: Held, targets: dict[str, Target], part: int, parts: int) -> Job:
+        """One part of the rows of every piece."""
+
+        def multiply(worker: int) -> None:
+            for data, pieces in held:
+                for piece in pieces:
+                    first, last = part_of(piece.count, part, parts, ROWS)
+                    if first < last:
+                        target, tensor = targets[piece.tensor.name], piece.tensor
+                        product = self._kernels.formats[tensor.format.name].product
+                        column = target.column + piece.first
+                        product(data, piece.at, piece.scale_at, tensor.columns, first, last, target.x, target.y, column)
+
+        return multiply
+
+
+def _only(held: Held, names: Container[str]) -> Held:
+    """The pieces of these tensors."""
+    found = ((data, [piece for piece in pieces if piece.tensor.name in names]) for data, pieces in held)
+    return [(data, pieces) for data, pieces in found if pieces]
