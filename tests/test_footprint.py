@@ -103,8 +103,8 @@ def test_an_expert_of_the_numpy_kernels_takes_what_one_of_its_matrices_does(name
     rng = np.random.default_rng(1)
     expert = random_expert(rng, name, inputs, width, 64)
     x = np.zeros((tokens + 4, inputs), np.float32)
-    arguments = expert_arguments(rng, expert, 64, width, x, np.arange(tokens), SILU)
-    peak = peak_bytes(lambda: NUMPY.by_name()[f"{name}.expert"](*arguments))
+    arguments = expert_arguments(rng, [expert], 64, width, x, [range(tokens)], SILU)
+    peak = peak_bytes(lambda: NUMPY.by_name()[f"{name}.experts"](*arguments))
     assert peak <= BYTES_PER_WEIGHT[name] * inputs * width + DOUBLE_BYTES * tokens * (inputs + width) + 65_536
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,13 @@ Labelled = Iterator[tuple[str, Arguments]]
 
 @dataclass(frozen=True)
 class Case:
-    """One call: `writes` are the positions of the arguments it changes."""
+    """One call: `writes` are the positions of the arguments it changes, `scratch` of those it leaves in any state."""
 
     kernel: str
     label: str
     arguments: Arguments
     writes: tuple[int, ...]
+    scratch: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.kernel}-{self.label}"
@@ -38,10 +39,12 @@ class Case:
 CASES: list[Case] = []
 
 
-def cases(kernel: str, writes: tuple[int, ...]) -> Callable[[Callable[[np.random.Generator], Labelled]], None]:
+def cases(
+    kernel: str, writes: tuple[int, ...], scratch: tuple[int, ...] = ()
+) -> Callable[[Callable[[np.random.Generator], Labelled]], None]:
     def collect(make: Callable[[np.random.Generator], Labelled]) -> None:
         rng = np.random.default_rng(zlib.crc32(kernel.encode()))
-        CASES.extend(Case(kernel, label, arguments, writes) for label, arguments in make(rng))
+        CASES.extend(Case(kernel, label, arguments, writes, scratch) for label, arguments in make(rng))
 
     return collect
 
@@ -210,17 +213,32 @@ def random_expert(rng: np.random.Generator, format_name: str, inputs: int, width
     return Expert(np.concatenate(parts), places, np.stack(books) if books else None)
 
 
+_KEPT: list[np.ndarray] = []
+"""What the arguments of `experts` kernels say only the addresses of."""
+
+
 def expert_arguments(
-    rng: np.random.Generator, expert: Expert, block: int, width: int, x: np.ndarray, tokens: np.ndarray, kind: int
+    rng: np.random.Generator,
+    experts: Sequence[Expert],
+    block: int,
+    width: int,
+    x: np.ndarray,
+    tokens: Sequence[Sequence[int]],
+    kind: int,
 ) -> Arguments:
-    """Everything an `expert` kernel takes, scratch for two tokens more than there are."""
-    n, inputs = tokens.size, x.shape[1]
-    scratch = (normal(rng, n + 2, inputs), normal(rng, n + 2, width), normal(rng, n + 2, width))
-    table = () if expert.books is None else (block, expert.books)
-    found = np.array([7, 7], np.int64)
+    """Everything an `experts` kernel takes, for experts with these tokens; a choice before and after is nobody's."""
+    inputs, records, first = x.shape[1], np.empty((len(experts), 10), np.int64), 1
+    for record, expert, own in zip(records, experts, tokens, strict=True):
+        record[:4] = expert.data.ctypes.data, expert.data.size, first, len(own)
+        record[4:] = expert.places
+        first += len(own)
+        _KEPT.append(expert.data)
+    flat = np.array([0, *(token for own in tokens for token in own), 0], np.int64)
+    gathered = normal(rng, max(map(len, tokens)), inputs)
+    table = () if experts[0].books is None else (block, experts[0].books)
     return (
-        *(expert.data, expert.places, *table, x, tokens, *scratch, normal(rng, n, inputs)),
-        *(kind, 4.0, 25.0, found),
+        *(records, *table, x, flat, gathered, normal(rng, flat.size, width), normal(rng, flat.size, width)),
+        *(normal(rng, flat.size, inputs), kind, 4.0, 25.0, np.zeros(4, np.int64), np.array([7, 7, 7, 7], np.int64)),
     )
 
 
@@ -228,19 +246,23 @@ EXPERT_FORMATS = ("MXFP4", "BF16", "F32", *VECTOR_FORMATS)
 
 
 def expert_cases(format_name: str) -> None:
-    first = 6 if format_name in VECTOR_FORMATS else 4
+    x_at = 3 if format_name in VECTOR_FORMATS else 1
+    gathered, turns, found = x_at + 2, x_at + 9, x_at + 10
 
-    @cases(f"{format_name}.expert", writes=(*range(first, first + 4), first + 7))
-    def expert(rng: np.random.Generator) -> Labelled:
+    @cases(f"{format_name}.experts", writes=(x_at + 3, x_at + 4, x_at + 5), scratch=(gathered, turns, found))
+    def experts(rng: np.random.Generator) -> Labelled:
         for label, inputs, width, block, tokens, kind in (
-            ("alone", 64, 96, 0, [0], SILU),
-            ("one", 96, 64, 4, [2], SITU),
-            ("seven", 64, 96, 64, [0, 1, 3, 4, 6, 7, 9], SITU_UNCAPPED),
-            ("nine", 32, 64, 64, [0, 1, 2, 3, 4, 5, 7, 8, 9], SITU),
+            ("alone", 64, 96, 0, [[0]], SILU),
+            ("one", 96, 64, 4, [[2]], SITU),
+            ("three", 32, 64, 64, [[0, 9], [3], [1, 2, 4]], SILU),
+            ("seven", 64, 96, 64, [[0, 1, 3, 4, 6, 7, 9]], SITU_UNCAPPED),
+            ("nine", 32, 64, 64, [[0, 1, 2, 3, 4, 5, 7, 8, 9]], SITU),
+            ("parts", 32, 8192 + 64, 64, [[3], [1, 2]], SILU),
         ):
             x = normal(rng, 1 if label == "alone" else 10, inputs, scale=0.1)
-            record = random_expert(rng, format_name, inputs, width, block)
-            yield label, expert_arguments(rng, record, block, width, x, np.array(tokens, np.int64), kind)
+            records = [random_expert(rng, format_name, inputs, width, block) for _ in tokens]
+            records = [replace(record, books=records[0].books) for record in records]
+            yield label, expert_arguments(rng, records, block, width, x, tokens, kind)
 
 
 for name in EXPERT_FORMATS:

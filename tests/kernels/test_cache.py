@@ -37,12 +37,12 @@ def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path, hashes: 
 
 
 def test_a_kernel_that_calls_others_is_loaded_with_them(tmp_path: Path, compiled: dict[str, Kernel]) -> None:
-    name = "F32.expert"
+    name = "F32.experts"
     first, second = run(tmp_path, name), run(tmp_path, name)
     assert (first.cache_hits, second.cache_hits) == (0, 1)
     assert first.hashes == second.hashes == hash_outputs(compiled, [name])
     entries = [path.name.split("-")[0] for path in Path(first.folder).rglob("*.nbi")]
-    assert sorted(entries) == ["f32.expert", "f32.product", "vectors.activate"]
+    assert sorted(entries) == ["f32.experts", "f32.product", "vectors.activate"]
 
 
 def test_the_folder_is_named_by_a_hash_of_all_kernel_sources() -> None:

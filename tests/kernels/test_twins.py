@@ -24,6 +24,8 @@ def test_every_kernel_of_both_sets_is_in_the_table() -> None:
 def test_twins_agree(case: Case, compiled: dict[str, Kernel]) -> None:
     fast, plain = case.run(compiled[case.kernel]), case.run(TWINS[case.kernel])
     for position, before in enumerate(case.arguments):
+        if position in case.scratch:
+            continue
         if position not in case.writes:
             np.testing.assert_array_equal(fast[position], before, err_msg=f"argument {position} is an input")
             np.testing.assert_array_equal(plain[position], before, err_msg=f"argument {position} is an input")

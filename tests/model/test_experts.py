@@ -1,4 +1,4 @@
-"""One expert's answer: in one call of its format's kernel, or by parts where a record has several formats."""
+"""One expert's answer: by threads together, or by parts where a record has several formats."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from waste.io.extents import Extent, Placement
 from waste.io.source import Bank, Part
 from waste.kernels import KernelSet, load_kernels, prepare
 from waste.model.config import Activation
-from waste.model.experts import ExpertMath, ExpertWork, RecordUse, ThreadBuffers
+from waste.model.experts import ExpertBuffers, ExpertMath, ExpertWork, RecordUse
 from waste.model.scratch import Scratch
 
-INPUTS, WIDTH, BLOCK, TOKENS, FIRST = 64, 96, 64, 3, 2
+INPUTS, WIDTH, BLOCK, TOKENS, FIRST, THREADS = 64, 96, 64, 3, 2, 2
+CHOICES = FIRST + TOKENS + 1
 SHAPES = {"w1": (WIDTH, INPUTS), "w3": (WIDTH, INPUTS), "w2": (INPUTS, WIDTH)}
 SITU = Activation("situ", 4.0, 25.0)
 WORK = ExpertWork(5, np.array([1, 2, 4]), np.ones(TOKENS, np.float32), FIRST)
@@ -46,9 +47,16 @@ class Record:
         return RecordUse({} if self.books is None else {3: self.books}, verify=False)
 
     def answer(self, kernels: KernelSet) -> np.ndarray:
-        buffers = thread_buffers()
-        answers = np.full((FIRST + TOKENS + 1, INPUTS), 7, np.float32)
-        self.math.answer(kernels, self.use, WORK, self.data, self.placement, self.x, buffers, 1, answers)
+        buffers = expert_buffers()
+        answers = np.full((CHOICES, INPUTS), 7, np.float32)
+        member = (WORK, self.data, self.placement)
+        if self.math.is_uniform:
+            tokens = np.concatenate([np.zeros(FIRST, np.int64), WORK.tokens, [0]])
+            group = self.math.group([member], tokens)
+            for part in range(THREADS):
+                self.math.answer_together(kernels, self.use, group, part, self.x, buffers, part, answers)
+        else:
+            self.math.answer_alone(kernels, self.use, member, self.x, buffers, 1, answers)
         assert (answers[:FIRST] == 7).all()
         assert (answers[-1] == 7).all()
         return answers[FIRST:-1]
@@ -64,12 +72,12 @@ class Record:
         return y
 
 
-def thread_buffers() -> ThreadBuffers:
+def expert_buffers() -> ExpertBuffers:
     class Memory(Scratch):
         def _take(self, shape: tuple[int, ...], dtype: Any) -> Any:
             return np.zeros(shape, dtype)
 
-    return ThreadBuffers.take(Memory(None), 2, TOKENS + 1, INPUTS, WIDTH)
+    return ExpertBuffers.take(Memory(None), THREADS, TOKENS + 1, CHOICES, INPUTS, WIDTH)
 
 
 def record_of(rng: np.random.Generator, format_name: str) -> Record:

@@ -1,76 +1,127 @@
-"""An expert's whole MLP, w2·act(w1·x, w3·x), in one call: the kernels it is made of are called, not compiled again.
+"""Several experts' MLPs, w2·act(w1·x, w3·x), by all compute threads together in one call on each.
 
-A compute thread that answers with one call waits once for the interpreter's lock, not after each of eight.
+A thread that comes back from a kernel waits for the interpreter's lock, so it comes back once; and the threads take
+turns at parts of rows, so that none stands idle while another ends. The kernels an expert is made of are called, not
+compiled again.
 
-Arguments that all formats' `expert` share: `places` int64 [6], byte positions in `data` of the weights of w1, w3 and w2
-and then of their scales; `x` [N, inputs]; `tokens` int64 [n], the rows of x to answer, at least one; `gathered`
-[≥ n, inputs], `gate` and `up` [≥ n, width], which are written over; `y` [n, inputs], the answers; `kind`, `beta` and
-`linear_beta` as `activate` takes them; `found` int64 [2]: which of the three has the first bad scale, 0 to 2, and that
-scale's position, and nothing is computed; found[0] is −1 if there is none. w1 and w3 have width rows of `inputs`
-weights, w2 is the other way round.
+Arguments that all formats' `experts` share: `records` int64 [n, 10], for each expert the address and the size of its
+bytes, its first choice and how many it has, and where in its bytes the weights of w1, w3 and w2 and then their scales
+begin; `x` [N, inputs]; `tokens` int64 [choices], the row of x of each choice; `gathered` [≥ most choices of an expert,
+inputs], this thread's own; `gate` and `up` [choices, width], which are written over; `answers` [choices, inputs];
+`kind`, `beta` and `linear_beta` as `activate` takes them; `turns` int64 [4], zeros, the same array on every thread;
+`found` int64 [4], this thread's own: which record has a bad scale, or −1, in which of its matrices, 0 to 2, and where.
+Then the answers mean nothing. Else they are whole when every thread that was called has returned.
+w1 and w3 have width rows of `inputs` weights, w2 is the other way round.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ._jit import f32, f32s2, i64, i64s, template, u8s
+from ._jit import f32, f32s2, helper, i64, i64s, i64s2, template
+from ._turns import bytes_at, fetch_add, load_shared, wait_for
 from .vectors import activate
 
-_REST = (f32s2, i64s, f32s2, f32s2, f32s2, f32s2, i64, f32, f32, i64s)
-ARGUMENTS = (u8s, i64s, *_REST)
-"""(data, places, x, tokens, gathered, gate, up, y, kind, beta, linear_beta, found)"""
-ARGUMENTS_WITH_BOOKS = (u8s, i64s, i64, f32s2, *_REST)
-"""The same with (block, books) behind the places."""
+_REST = (f32s2, i64s, f32s2, f32s2, f32s2, f32s2, i64, f32, f32, i64s, i64s)
+ARGUMENTS = (i64s2, *_REST)
+"""(records, x, tokens, gathered, gate, up, answers, kind, beta, linear_beta, turns, found)"""
+ARGUMENTS_WITH_BOOKS = (i64s2, i64, f32s2, *_REST)
+"""The same with (block, books) behind the records."""
+
+ROWS_TOGETHER = 64
+"""Rows that are not divided: an index block of a container."""
+AT_ONCE = 1 << 18
+"""Weights of a turn, about: within less than a tenth of a millisecond the threads end."""
+_ADDRESS, _SIZE, _FIRST, _COUNT, _WEIGHTS, _SCALES = 0, 1, 2, 3, 4, 7
+_INNER, _INNER_ENDED, _OUTER, _BAD = 0, 1, 2, 3
+
+
+@helper
+def rows_at_once(columns: Any) -> Any:
+    return max(1, AT_ONCE // (columns * ROWS_TOGETHER)) * ROWS_TOGETHER
 
 
 @template
-def find_in_expert(find_bad_scale: Any, data: Any, places: Any, inner: Any, outer: Any, found: Any) -> Any:
-    """Fill `found`, and say whether a scale is bad; w1 and w3 have `inner` scales each, w2 has `outer`."""
+def no_bad_scale(data: Any, scale_at: Any, count: Any, found: Any, slot: Any) -> None:
+    """For formats of which no scale is bad."""
+    found[slot] = -1
+
+
+@template
+def has_bad_scale(find_bad_scale: Any, data: Any, records: Any, r: Any, inner: Any, outer: Any, found: Any) -> Any:
+    """Fill `found` if a scale is bad; w1 and w3 have `inner` scales each, w2 has `outer`."""
     for matrix in range(3):
-        find_bad_scale(data, places[3 + matrix], outer if matrix == 2 else inner, found, 1)
-        if found[1] >= 0:
-            found[0] = matrix
+        find_bad_scale(data, records[r, _SCALES + matrix], outer if matrix == 2 else inner, found, 3)
+        if found[3] >= 0:
+            found[0], found[1], found[2] = r, matrix, found[3]
             return True
-    found[0] = -1
     return False
 
 
 @template
-def gather(x: Any, tokens: Any, gathered: Any) -> Any:
-    """The rows of x that are asked for, [n, inputs]; one alone stays where it is."""
-    n = tokens.size
-    if n == 1:
-        return x[tokens[0] : tokens[0] + 1]
-    for j in range(n):
+def plain_rows(
+    product: Any, data: Any, records: Any, r: Any, matrix: Any, columns: Any, first: Any, last: Any, block: Any,
+    books: Any, x: Any, y: Any,
+) -> None:  # fmt: skip
+    """Rows of a matrix of a plain format."""
+    product(data, records[r, _WEIGHTS + matrix], records[r, _SCALES + matrix], columns, first, last, x, y, 0)
+
+
+@template
+def book_rows(
+    product: Any, data: Any, records: Any, r: Any, matrix: Any, columns: Any, first: Any, last: Any, block: Any,
+    books: Any, x: Any, y: Any,
+) -> None:  # fmt: skip
+    """Rows of a matrix of a format with codebooks, `books` [3, values]."""
+    at, scale_at = records[r, _WEIGHTS + matrix], records[r, _SCALES + matrix]
+    product(data, at, scale_at, columns, first, last, block, books[matrix], x, y)
+
+
+@template
+def gather(x: Any, tokens: Any, first: Any, count: Any, gathered: Any) -> Any:
+    """The rows of x that an expert answers, [count, inputs]; one alone stays where it is."""
+    if count == 1:
+        return x[tokens[first] : tokens[first] + 1]
+    for j in range(count):
         for i in range(x.shape[1]):
-            gathered[j, i] = x[tokens[j], i]
-    return gathered[:n]
+            gathered[j, i] = x[tokens[first + j], i]
+    return gathered[:count]
 
 
 @template
 def answer(
-    product: Any, data: Any, places: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, y: Any,
-    kind: Any, beta: Any, linear_beta: Any,
+    multiply: Any, product: Any, find_bad_scale: Any, records: Any, block: Any, books: Any, x: Any, tokens: Any,
+    gathered: Any, gate: Any, up: Any, answers: Any, kind: Any, beta: Any, linear_beta: Any, turns: Any, found: Any,
+    inner_scales: Any, outer_scales: Any,
 ) -> None:  # fmt: skip
-    """The MLP of a plain format by its `product`."""
-    rows, n, inputs, width = gather(x, tokens, gathered), tokens.size, x.shape[1], gate.shape[1]
-    gate, up = gate[:n], up[:n]
-    product(data, places[0], places[3], inputs, 0, width, rows, gate, 0)
-    product(data, places[1], places[4], inputs, 0, width, rows, up, 0)
-    activate(gate, up, kind, beta, linear_beta, 0, width)
-    product(data, places[2], places[5], width, 0, inputs, gate, y, 0)
-
-
-@template
-def answer_with_books(
-    product: Any, data: Any, places: Any, block: Any, books: Any, x: Any, tokens: Any, gathered: Any, gate: Any,
-    up: Any, y: Any, kind: Any, beta: Any, linear_beta: Any,
-) -> None:  # fmt: skip
-    """The same of a format with codebooks, `books` [3, values]."""
-    rows, n, inputs, width = gather(x, tokens, gathered), tokens.size, x.shape[1], gate.shape[1]
-    gate, up = gate[:n], up[:n]
-    product(data, places[0], places[3], inputs, 0, width, block, books[0], rows, gate)
-    product(data, places[1], places[4], inputs, 0, width, block, books[1], rows, up)
-    activate(gate, up, kind, beta, linear_beta, 0, width)
-    product(data, places[2], places[5], width, 0, inputs, block, books[2], gate, y)
+    """Take turns until there are none left. inner_scales, outer_scales: to look at in w1 and w3, and in w2."""
+    n, inputs, width = records.shape[0], x.shape[1], gate.shape[1]
+    found[0] = -1
+    step = rows_at_once(2 * inputs)
+    parts = (width + step - 1) // step
+    turn = fetch_add(turns, _INNER, 1)
+    while turn < n * parts:
+        r, row = turn // parts, turn % parts * step
+        last, begin = min(row + step, width), records[r, _FIRST]
+        end = begin + records[r, _COUNT]
+        data = bytes_at(records[r, _ADDRESS], records[r, _SIZE])
+        if row == 0 and has_bad_scale(find_bad_scale, data, records, r, inner_scales, outer_scales, found):
+            fetch_add(turns, _BAD, 1)
+        seen = gather(x, tokens, begin, end - begin, gathered)
+        multiply(product, data, records, r, 0, inputs, row, last, block, books, seen, gate[begin:end])
+        multiply(product, data, records, r, 1, inputs, row, last, block, books, seen, up[begin:end])
+        activate(gate[begin:end], up[begin:end], kind, beta, linear_beta, row, last)
+        fetch_add(turns, _INNER_ENDED, 1)
+        turn = fetch_add(turns, _INNER, 1)
+    wait_for(turns, _INNER_ENDED, n * parts)
+    step = rows_at_once(width)
+    parts = (inputs + step - 1) // step
+    turn = fetch_add(turns, _OUTER, 1)
+    while turn < n * parts and load_shared(turns, _BAD) == 0:
+        r, row = turn // parts, turn % parts * step
+        begin = records[r, _FIRST]
+        end = begin + records[r, _COUNT]
+        data = bytes_at(records[r, _ADDRESS], records[r, _SIZE])
+        last = min(row + step, inputs)
+        multiply(product, data, records, r, 2, width, row, last, block, books, gate[begin:end], answers[begin:end])
+        turn = fetch_add(turns, _OUTER, 1)

@@ -12,10 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from ._jit import helper
+from ._jit import f32, helper
 from ._lanes import element, first, fma, fold, lane, splat, store, zero
 from ._lanes import load as load_x
-from ._tiles import ROWS, add_products, add_scaled, load_eight, store_eight
+from ._tiles import (
+    PAIRS,
+    ROWS,
+    ROWS_TOGETHER,
+    add_both_products,
+    add_products,
+    add_scaled,
+    clear,
+    load_pairs,
+    row_sum,
+    store_pairs,
+)
+from ._wide import pair, splat_wide
 
 
 @helper
@@ -104,18 +116,25 @@ def one_row(
 
 @helper
 def tile(
-    load: Any, bits: Any, data: Any, row: Any, next_row: Any, count: Any, x: Any, begin: Any, width: Any,
-    scale_a: Any, scale_b: Any, sums: Any, at: Any,
+    load: Any, scale: Any, bits: Any, scales: Any, next_scales: Any, data: Any, row: Any, next_row: Any, count: Any,
+    x: Any, begin: Any, width: Any, sums: Any, at: Any,
 ) -> None:  # fmt: skip
-    """`count` weights of a group of two rows times eight tokens, scaled and added to sixteen sums."""
-    none = zero()
-    a = b = (none, none, none, none, none, none, none, none)
+    """`count` weights of a group of `ROWS_TOGETHER` rows times eight tokens, scaled and added to their sums."""
+    none = splat_wide(f32(0.0))
+    e = f = (none, none, none, none, none, none, none, none)
     for i in range(0, count, 8):
         place = row + i * bits // 8
-        a = add_products(load(data, place), x, begin + i, width, a)
-        b = add_products(load(data, place + next_row), x, begin + i, width, b)
-    store_eight(sums, at, add_scaled(a, scale_a, load_eight(sums, at)))
-    store_eight(sums, at + 64, add_scaled(b, scale_b, load_eight(sums, at + 64)))
+        v = pair(load(data, place), load(data, place + next_row))
+        if PAIRS == 2:
+            w = pair(load(data, place + 2 * next_row), load(data, place + 3 * next_row))
+            e, f = add_both_products(v, w, x, begin + i, width, e, f)
+        else:
+            e = add_products(v, x, begin + i, width, e)
+    both = pair(scale(data, scales), scale(data, scales + next_scales))
+    store_pairs(sums, at, add_scaled(e, both, load_pairs(sums, at)))
+    if PAIRS == 2:
+        both = pair(scale(data, scales + 2 * next_scales), scale(data, scales + 3 * next_scales))
+        store_pairs(sums, at + 128, add_scaled(f, both, load_pairs(sums, at + 128)))
 
 
 @helper
@@ -124,7 +143,7 @@ def multiply_tile(
     data: Any, at: Any, scale_at: Any, columns: Any, begin: Any, end: Any, x: Any, t: Any, y: Any, y_column: Any,
     sums: Any,
 ) -> None:  # fmt: skip
-    """`multiply` for eight tokens from t on and an even number of rows; `sums` holds those of `ROWS` rows.
+    """`multiply` for eight tokens from t on and a multiple of `ROWS_TOGETHER` rows; `sums` holds those of `ROWS` rows.
 
     Group after group, whose inputs stay in the first-level cache while a block of rows goes over them.
     """
@@ -133,19 +152,19 @@ def multiply_tile(
     row_bytes, row_scales = groups * group * bits // 8, groups * scale_bytes
     for block in range(begin, end, ROWS):
         stop = min(block + ROWS, end)
-        for i in range(0, (stop - block) * 64, 8):
-            store(sums, i, zero())
+        clear(sums, stop - block)
         for g in range(groups):
             count, x_at = min(group, columns - g * group), t * width + g * group
-            for r in range(block, stop, 2):
+            for r in range(block, stop, ROWS_TOGETHER):
                 row = at + row_bytes * r + g * group * bits // 8
                 scales = scale_at + row_scales * r + g * scale_bytes
-                scale_a, scale_b = scale(data, scales), scale(data, scales + row_scales)
                 to = (r - block) * 64
-                tile(load, bits, data, row, row_bytes, count, x, x_at, width, scale_a, scale_b, sums, to)
+                tile(
+                    load, scale, bits, scales, row_scales, data, row, row_bytes, count, x, x_at, width, sums, to
+                )  # fmt: skip
         for r in range(block, stop):
             for j in range(8):
-                y[t + j, y_column + r] = fold(load_x(sums, (r - block) * 64 + 8 * j))
+                y[t + j, y_column + r] = row_sum(sums, r - block, j)
 
 
 @helper
@@ -157,7 +176,7 @@ def multiply(
     tokens, width = x.shape
     groups = (columns + group - 1) // group
     row_bytes, row_scales = groups * group * bits // 8, groups * scale_bytes
-    paired = begin + (end - begin) // 2 * 2
+    paired = begin + (end - begin) // ROWS_TOGETHER * ROWS_TOGETHER
     tiled = tokens // 8 * 8
     if tiled:
         sums = np.empty(64 * ROWS, np.float32)

@@ -30,6 +30,7 @@ import llvmlite
 import numba
 from llvmlite import binding
 from llvmlite import ir as ir
+from numba import carray as carray
 from numba import extending, njit
 from numba import types as types
 
@@ -84,6 +85,14 @@ def _temporary_cache() -> Path:
     if hasattr(os, "getuid") and (not folder.is_dir() or status.st_uid != user or status.st_mode & 0o022):
         raise PermissionError(f"{folder} belongs to somebody else")
     return folder
+
+
+def has_wide_registers() -> bool:
+    """Whether kernels are compiled for 32 vector registers of 512 bits each."""
+    told = numba.config.CPU_FEATURES or ""
+    if numba.config.CPU_NAME:
+        return "+avx512f" in told.split(",")
+    return bool(binding.get_host_cpu_features().get("avx512f"))
 
 
 def ready_mark(kernel: str) -> Path | None:

@@ -13,7 +13,19 @@ import numpy as np
 from ._jit import helper
 from ._lanes import element, fma, fold, splat, store, zero
 from ._lanes import load as load_x
-from ._tiles import INPUTS, ROWS, add_products, load_eight, store_eight
+from ._tiles import (
+    INPUTS,
+    PAIRS,
+    ROWS,
+    ROWS_TOGETHER,
+    add_both_products,
+    add_products,
+    clear,
+    load_pairs,
+    row_sum,
+    store_pairs,
+)
+from ._wide import pair
 
 
 @helper
@@ -57,14 +69,20 @@ def tile(
     load: Any, size: Any, data: Any, row: Any, next_row: Any, x: Any, begin: Any, end: Any, width: Any, sums: Any,
     at: Any,
 ) -> None:  # fmt: skip
-    """Two rows times inputs `begin` to `end` of eight tokens, added to sixteen sums: each weight is loaded once."""
-    first, second = load_eight(sums, at), load_eight(sums, at + 64)
+    """`ROWS_TOGETHER` rows times inputs `begin` to `end` of eight tokens, added to their sums."""
+    e = load_pairs(sums, at)
+    f = load_pairs(sums, at + 128) if PAIRS == 2 else e
     for i in range(begin, end, 8):
-        first = add_products(load(data, row), x, i, width, first)
-        second = add_products(load(data, row + next_row), x, i, width, second)
+        v = pair(load(data, row), load(data, row + next_row))
+        if PAIRS == 2:
+            w = pair(load(data, row + 2 * next_row), load(data, row + 3 * next_row))
+            e, f = add_both_products(v, w, x, i, width, e, f)
+        else:
+            e = add_products(v, x, i, width, e)
         row += 8 * size
-    store_eight(sums, at, first)
-    store_eight(sums, at + 64, second)
+    store_pairs(sums, at, e)
+    if PAIRS == 2:
+        store_pairs(sums, at + 128, f)
 
 
 @helper
@@ -72,23 +90,22 @@ def multiply_tile(
     load: Any, size: Any, data: Any, at: Any, columns: Any, first: Any, last: Any, x: Any, t: Any, y: Any,
     y_column: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """`multiply` for eight tokens from t on and an even number of rows; `sums` holds those of `ROWS` rows.
+    """`multiply` for eight tokens from t on and a multiple of `ROWS_TOGETHER` rows; `sums` holds those of `ROWS` rows.
 
     Inputs in blocks that stay in the first-level cache while a group of rows goes over them.
     """
     width = x.shape[1]
     for group in range(first, last, ROWS):
         end = min(group + ROWS, last)
-        for i in range(0, (end - group) * 64, 8):
-            store(sums, i, zero())
+        clear(sums, end - group)
         for i in range(0, columns, INPUTS):
             begin, to = t * width + i, t * width + min(columns, i + INPUTS)
-            for r in range(group, end, 2):
+            for r in range(group, end, ROWS_TOGETHER):
                 row = at + size * (columns * r + i)
                 tile(load, size, data, row, size * columns, x, begin, to, width, sums, (r - group) * 64)
         for r in range(group, end):
             for j in range(8):
-                y[t + j, y_column + r] = fold(load_x(sums, (r - group) * 64 + 8 * j))
+                y[t + j, y_column + r] = row_sum(sums, r - group, j)
 
 
 @helper
@@ -97,7 +114,7 @@ def multiply(
 ) -> None:
     """y[t, y_column + r] = Σ_i W[r, i]·x[t, i] for every token t and the rows first ≤ r < last."""
     tokens, width = x.shape
-    paired = first + (last - first) // 2 * 2
+    paired = first + (last - first) // ROWS_TOGETHER * ROWS_TOGETHER
     tiled = tokens // 8 * 8
     if tiled:
         sums = np.empty(64 * ROWS, np.float32)

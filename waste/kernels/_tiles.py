@@ -1,62 +1,81 @@
-"""What the products of many tokens share: sixteen sums at a time, those of two rows and eight tokens.
+"""What the products of many tokens share: sums of two or four rows and eight tokens at a time.
 
-A row's sums for eight tokens lie together, 64 float32; the next row's follow. How a product goes over rows, inputs and
-tokens changes no sum: each gathers the same inputs in the same order.
+Two rows of eight lanes go side by side, which fills a register where registers are that wide; then there is room for
+the sums of two such pairs. A pair's sums lie together, 128 float32: for each token eight of the one row and eight of
+the other. How a product goes over rows, inputs and tokens changes no sum: each gathers the same inputs in the same
+order.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ._jit import helper
-from ._lanes import fma, load, store
+from ._jit import has_wide_registers, helper
+from ._lanes import fold, load, store, zero
+from ._wide import fma_wide, load_twice, load_wide, store_wide
 
+PAIRS = 2 if has_wide_registers() else 1
+"""Pairs of rows that are worked on together."""
+ROWS_TOGETHER = 2 * PAIRS
 ROWS = 64
-"""Rows whose sums wait together in the first-level cache, a multiple of two."""
+"""Rows whose sums wait together in the first-level cache, a multiple of those worked on together."""
 INPUTS = 512
 """Inputs of eight tokens that stay there as well, a multiple of eight."""
 
 
 @helper
-def load_eight(sums: Any, at: Any) -> Any:
-    """Eight sums that follow each other."""
+def load_pairs(sums: Any, at: Any) -> Any:
+    """The sums of a pair."""
     return (
-        load(sums, at),
-        load(sums, at + 8),
-        load(sums, at + 16),
-        load(sums, at + 24),
-        load(sums, at + 32),
-        load(sums, at + 40),
-        load(sums, at + 48),
-        load(sums, at + 56),
+        load_wide(sums, at),
+        load_wide(sums, at + 16),
+        load_wide(sums, at + 32),
+        load_wide(sums, at + 48),
+        load_wide(sums, at + 64),
+        load_wide(sums, at + 80),
+        load_wide(sums, at + 96),
+        load_wide(sums, at + 112),
     )
 
 
 @helper
-def store_eight(sums: Any, at: Any, eight: Any) -> None:
+def store_pairs(sums: Any, at: Any, eight: Any) -> None:
     """Put them back."""
-    store(sums, at, eight[0])
-    store(sums, at + 8, eight[1])
-    store(sums, at + 16, eight[2])
-    store(sums, at + 24, eight[3])
-    store(sums, at + 32, eight[4])
-    store(sums, at + 40, eight[5])
-    store(sums, at + 48, eight[6])
-    store(sums, at + 56, eight[7])
+    store_wide(sums, at, eight[0])
+    store_wide(sums, at + 16, eight[1])
+    store_wide(sums, at + 32, eight[2])
+    store_wide(sums, at + 48, eight[3])
+    store_wide(sums, at + 64, eight[4])
+    store_wide(sums, at + 80, eight[5])
+    store_wide(sums, at + 96, eight[6])
+    store_wide(sums, at + 112, eight[7])
+
+
+@helper
+def clear(sums: Any, rows: Any) -> None:
+    """Let the sums of so many rows begin at zero."""
+    for i in range(0, 64 * rows, 8):
+        store(sums, i, zero())
+
+
+@helper
+def row_sum(sums: Any, row: Any, token: Any) -> Any:
+    """What one row has come to for one token."""
+    return fold(load(sums, row // 2 * 128 + 16 * token + row % 2 * 8))
 
 
 @helper
 def add_products(weights: Any, x: Any, at: Any, width: Any, eight: Any) -> Any:
-    """Eight weights times the same inputs, from `at` on, of eight tokens, added to the tokens' sums."""
+    """Eight weights of two rows times the same inputs, from `at` on, of eight tokens, added to the tokens' sums."""
     return (
-        fma(weights, load(x, at), eight[0]),
-        fma(weights, load(x, at + width), eight[1]),
-        fma(weights, load(x, at + 2 * width), eight[2]),
-        fma(weights, load(x, at + 3 * width), eight[3]),
-        fma(weights, load(x, at + 4 * width), eight[4]),
-        fma(weights, load(x, at + 5 * width), eight[5]),
-        fma(weights, load(x, at + 6 * width), eight[6]),
-        fma(weights, load(x, at + 7 * width), eight[7]),
+        fma_wide(weights, load_twice(x, at), eight[0]),
+        fma_wide(weights, load_twice(x, at + width), eight[1]),
+        fma_wide(weights, load_twice(x, at + 2 * width), eight[2]),
+        fma_wide(weights, load_twice(x, at + 3 * width), eight[3]),
+        fma_wide(weights, load_twice(x, at + 4 * width), eight[4]),
+        fma_wide(weights, load_twice(x, at + 5 * width), eight[5]),
+        fma_wide(weights, load_twice(x, at + 6 * width), eight[6]),
+        fma_wide(weights, load_twice(x, at + 7 * width), eight[7]),
     )
 
 
@@ -64,12 +83,46 @@ def add_products(weights: Any, x: Any, at: Any, width: Any, eight: Any) -> Any:
 def add_scaled(eight: Any, scale: Any, to: Any) -> Any:
     """`to` + scale · eight, sum by sum."""
     return (
-        fma(eight[0], scale, to[0]),
-        fma(eight[1], scale, to[1]),
-        fma(eight[2], scale, to[2]),
-        fma(eight[3], scale, to[3]),
-        fma(eight[4], scale, to[4]),
-        fma(eight[5], scale, to[5]),
-        fma(eight[6], scale, to[6]),
-        fma(eight[7], scale, to[7]),
+        fma_wide(eight[0], scale, to[0]),
+        fma_wide(eight[1], scale, to[1]),
+        fma_wide(eight[2], scale, to[2]),
+        fma_wide(eight[3], scale, to[3]),
+        fma_wide(eight[4], scale, to[4]),
+        fma_wide(eight[5], scale, to[5]),
+        fma_wide(eight[6], scale, to[6]),
+        fma_wide(eight[7], scale, to[7]),
     )
+
+
+@helper
+def add_both_products(v: Any, w: Any, x: Any, at: Any, width: Any, e: Any, f: Any) -> Any:
+    """The same for two pairs of rows, e's and f's: each input is loaded once."""
+    x0 = load_twice(x, at)
+    x1 = load_twice(x, at + width)
+    x2 = load_twice(x, at + 2 * width)
+    x3 = load_twice(x, at + 3 * width)
+    x4 = load_twice(x, at + 4 * width)
+    x5 = load_twice(x, at + 5 * width)
+    x6 = load_twice(x, at + 6 * width)
+    x7 = load_twice(x, at + 7 * width)
+    e = (
+        fma_wide(v, x0, e[0]),
+        fma_wide(v, x1, e[1]),
+        fma_wide(v, x2, e[2]),
+        fma_wide(v, x3, e[3]),
+        fma_wide(v, x4, e[4]),
+        fma_wide(v, x5, e[5]),
+        fma_wide(v, x6, e[6]),
+        fma_wide(v, x7, e[7]),
+    )
+    f = (
+        fma_wide(w, x0, f[0]),
+        fma_wide(w, x1, f[1]),
+        fma_wide(w, x2, f[2]),
+        fma_wide(w, x3, f[3]),
+        fma_wide(w, x4, f[4]),
+        fma_wide(w, x5, f[5]),
+        fma_wide(w, x6, f[6]),
+        fma_wide(w, x7, f[7]),
+    )
+    return e, f

@@ -1,6 +1,7 @@
-"""Sixteen float32 as one value, for searches; the operations are those of `_lanes`, element by element.
+"""Sixteen float32 as one value: for searches, and for two rows of eight lanes side by side.
 
-A processor without vectors of that width computes them in parts, to the same bits.
+The operations are those of `_lanes`, element by element. A processor without vectors of that width computes them in
+parts, to the same bits.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._jit import f32, i64, intrinsic, ir, models, register_model, types
+from ._lanes import lanes, load_value
 
 WIDTH = 16
 _F32, _I32 = ir.FloatType(), ir.IntType(32)
@@ -86,3 +88,24 @@ def choose_where_less(typingctx: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
         return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], args[3])
 
     return wide(wide, wide, wide, wide), codegen
+
+
+@intrinsic
+def pair(typingctx: Any, first: Any, second: Any) -> Any:
+    """Two Lanes values, one after the other."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.shuffle_vector(args[0], args[1], ir.Constant(_VI, list(range(WIDTH))))
+
+    return wide(lanes, lanes), codegen
+
+
+@intrinsic
+def load_twice(typingctx: Any, array: Any, at: Any) -> Any:
+    """Eight float32 beginning at flat position `at` of a float32 array, and the same once more."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        eight = load_value(context, builder, sig, args, ir.VectorType(_F32, WIDTH // 2), 4)
+        return builder.shuffle_vector(eight, eight, ir.Constant(_VI, [*range(8), *range(8)]))
+
+    return wide(array, i64), codegen

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._expert import ARGUMENTS, answer
+from ._experts import ARGUMENTS, answer, no_bad_scale, plain_rows
 from ._jit import f32s2, i64, kernel, u8s
 from ._lanes import f32_from_bf16_bytes, load_bf16_bytes
 from ._plain import multiply, multiply_transposed, widen_rows
@@ -39,10 +39,12 @@ def widen(data: Any, at: int, scale_at: int, columns: int, rows: int, y: Any) ->
 
 
 @kernel(*ARGUMENTS, calls=(product, activate))
-def expert(
-    data: Any, places: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, y: Any,
-    kind: int, beta: float, linear_beta: float, found: Any,
+def experts(
+    records: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, answers: Any,
+    kind: int, beta: float, linear_beta: float, turns: Any, found: Any,
 ) -> None:  # fmt: skip
-    """y = w2·act(w1·x, w3·x) for some rows of x: see `_expert`. No scale can be bad."""
-    found[0] = -1
-    answer(product, data, places, x, tokens, gathered, gate, up, y, kind, beta, linear_beta)
+    """answers = w2·act(w1·x, w3·x) of several experts: see `_experts`. No scale can be bad."""
+    answer(
+        plain_rows, product, no_bad_scale,
+        records, 0, x, x, tokens, gathered, gate, up, answers, kind, beta, linear_beta, turns, found, 0, 0,
+    )  # fmt: skip

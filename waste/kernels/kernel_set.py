@@ -16,13 +16,13 @@ Kernel = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class FormatKernels:
-    """The kernels of one weight format; one that no trunk uses has no `absorb`, one that no expert uses no `expert`."""
+    """The kernels of one weight format; `absorb` is missing where no trunk uses it, `experts` where no expert does."""
 
     product: Kernel
     widen: Kernel
     absorb: Kernel | None = None
     find_bad_scale: Kernel | None = None
-    expert: Kernel | None = None
+    experts: Kernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class CodebookKernels:
     product: Kernel
     widen: Kernel
     find_bad_scale: Kernel
-    expert: Kernel
+    experts: Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class KernelSet:
         """
         by_format: dict[str, FormatKernels | CodebookKernels] = {**self.formats, **self.codebook_formats}
         named: dict[str, Kernel] = {
-            f"{name}.expert": kernels.expert for name, kernels in by_format.items() if kernels.expert is not None
+            f"{name}.experts": kernels.experts for name, kernels in by_format.items() if kernels.experts is not None
         }
         for field in fields(self):
             value = getattr(self, field.name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._e2m1 import CHECKED_AT_ONCE, have_bad_scale, load_e2m1, load_e8m0, splat_e8m0
-from ._expert import ARGUMENTS, answer, find_in_expert
+from ._experts import ARGUMENTS, answer, plain_rows
 from ._grouped import multiply, widen_rows
 from ._jit import f32s2, i64, i64s, kernel, u8s
 from .vectors import activate
@@ -50,11 +50,13 @@ def find_bad_scale(data: Any, scale_at: int, count: int, found: Any, slot: int) 
 
 
 @kernel(*ARGUMENTS, calls=(product, find_bad_scale, activate))
-def expert(
-    data: Any, places: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, y: Any,
-    kind: int, beta: float, linear_beta: float, found: Any,
+def experts(
+    records: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, answers: Any,
+    kind: int, beta: float, linear_beta: float, turns: Any, found: Any,
 ) -> None:  # fmt: skip
-    """y = w2·act(w1·x, w3·x) for some rows of x: see `_expert`."""
+    """answers = w2·act(w1·x, w3·x) of several experts: see `_experts`."""
     scales = x.shape[1] * gate.shape[1] // GROUP
-    if not find_in_expert(find_bad_scale, data, places, scales, scales, found):
-        answer(product, data, places, x, tokens, gathered, gate, up, y, kind, beta, linear_beta)
+    answer(
+        plain_rows, product, find_bad_scale,
+        records, 0, x, x, tokens, gathered, gate, up, answers, kind, beta, linear_beta, turns, found, scales, scales,
+    )  # fmt: skip

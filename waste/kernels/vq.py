@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from ._codebooks import load_vq2r, load_vq3r, load_vq4p
-from ._expert import ARGUMENTS_WITH_BOOKS, answer_with_books, find_in_expert
+from ._experts import ARGUMENTS_WITH_BOOKS, answer, book_rows
 from ._f16 import f32_from_f16_bytes, splat_f16
-from ._jit import f32s, f32s2, helper, i64, i64s, kernel, template, u8s
+from ._jit import f32s, f32s2, helper, i64, i64s, kernel, u8s
 from ._lanes import fma, fold, load, prefetch, store, zero
-from ._tiles import add_products, load_eight, store_eight
+from ._tiles import PAIRS, ROWS_TOGETHER, add_both_products, add_products, clear, load_pairs, row_sum, store_pairs
+from ._wide import pair
 from .vectors import activate
 
 _TILE = 32
@@ -51,7 +52,8 @@ def eight_rows(
 
     The same places a tile further on are asked for beforehand.
     """
-    a, b, c, d, e, f, g, h = load_eight(sums, sums_at)
+    a, b, c, d = load(sums, sums_at), load(sums, sums_at + 8), load(sums, sums_at + 16), load(sums, sums_at + 24)
+    e, f, g, h = load(sums, sums_at + 32), load(sums, sums_at + 40), load(sums, sums_at + 48), load(sums, sums_at + 56)
     for i in range(begin, end, 8):
         value = load(x, i)
         prefetch(data, at + _TILE * step)
@@ -64,7 +66,8 @@ def eight_rows(
         g = fma(vector(data, at + 6 * next_row, books), value, g)
         h = fma(vector(data, at + 7 * next_row, books), value, h)
         at += step
-    store_eight(sums, sums_at, (a, b, c, d, e, f, g, h))
+    for place, value in enumerate((a, b, c, d, e, f, g, h)):
+        store(sums, sums_at + 8 * place, value)
 
 
 @helper
@@ -101,14 +104,20 @@ def tile(
     vector: Any, data: Any, at: Any, step: Any, next_row: Any, books: Any, x: Any, begin: Any, end: Any, width: Any,
     sums: Any, sums_at: Any,
 ) -> None:  # fmt: skip
-    """Two rows times inputs `begin` to `end` of eight tokens, added to sixteen sums: weights are put together once."""
-    first, second = load_eight(sums, sums_at), load_eight(sums, sums_at + 64)
+    """`ROWS_TOGETHER` rows times inputs `begin` to `end` of eight tokens, added to their sums."""
+    e = load_pairs(sums, sums_at)
+    f = load_pairs(sums, sums_at + 128) if PAIRS == 2 else e
     for i in range(begin, end, 8):
-        first = add_products(vector(data, at, books), x, i, width, first)
-        second = add_products(vector(data, at + next_row, books), x, i, width, second)
+        v = pair(vector(data, at, books), vector(data, at + next_row, books))
+        if PAIRS == 2:
+            w = pair(vector(data, at + 2 * next_row, books), vector(data, at + 3 * next_row, books))
+            e, f = add_both_products(v, w, x, i, width, e, f)
+        else:
+            e = add_products(v, x, i, width, e)
         at += step
-    store_eight(sums, sums_at, first)
-    store_eight(sums, sums_at + 64, second)
+    store_pairs(sums, sums_at, e)
+    if PAIRS == 2:
+        store_pairs(sums, sums_at + 128, f)
 
 
 @helper
@@ -125,18 +134,17 @@ def eight_tokens(
         rows = min(_TILE_ROWS, last - r)
         if block:
             rows = min(rows, block - r % block)
-        paired = rows // 2 * 2
+        paired = rows // ROWS_TOGETHER * ROWS_TOGETHER
         begin = first_index(at, columns, block, r, size)
-        for i in range(0, 64 * paired, 8):
-            store(sums, i, zero())
+        clear(sums, paired)
         for i in range(0, columns, _TILE_INPUTS):
             x_at, count = t * width + i, min(columns - i, _TILE_INPUTS)
-            for j in range(0, paired, 2):
+            for j in range(0, paired, ROWS_TOGETHER):
                 place = begin + i // 8 * step + j * next_row
                 tile(vector, data, place, step, next_row, books, x, x_at, x_at + count, width, sums, 64 * j)
         for j in range(paired):
             for i in range(8):
-                y[t + i, r + j] = fold(load(sums, 64 * j + 8 * i))
+                y[t + i, r + j] = row_sum(sums, j, i)
         for j in range(paired, rows):
             for i in range(8):
                 row = begin + j * next_row
@@ -240,49 +248,43 @@ def find_bad_scale(data: Any, scale_at: int, count: int, found: Any, slot: int) 
             break
 
 
-@template
-def multiply_expert(
-    product: Any, data: Any, places: Any, block: Any, books: Any, x: Any, tokens: Any, gathered: Any, gate: Any,
-    up: Any, y: Any, kind: Any, beta: Any, linear_beta: Any, found: Any,
-) -> None:  # fmt: skip
-    """y = w2·act(w1·x, w3·x) for some rows of x: see `_expert`. `books` float32 [3, values]: of w1, w3 and w2."""
-    if not find_in_expert(find_bad_scale, data, places, gate.shape[1], y.shape[1], found):
-        answer_with_books(
-            product, data, places, block, books, x, tokens, gathered, gate, up, y, kind, beta, linear_beta
-        )
-
-
 @kernel(*ARGUMENTS_WITH_BOOKS, calls=(vq3r_product, find_bad_scale, activate))
-def vq3r_expert(
-    data: Any, places: Any, block: int, books: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, y: Any,
-    kind: int, beta: float, linear_beta: float, found: Any,
+def vq3r_experts(
+    records: Any, block: int, books: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, answers: Any,
+    kind: int, beta: float, linear_beta: float, turns: Any, found: Any,
 ) -> None:  # fmt: skip
-    """See `multiply_expert`."""
-    multiply_expert(
-        vq3r_product,
-        data, places, block, books, x, tokens, gathered, gate, up, y, kind, beta, linear_beta, found,
+    """answers = w2·act(w1·x, w3·x) of several experts: see `_experts`."""
+    inner, outer = gate.shape[1], answers.shape[1]
+    answer(
+        book_rows, vq3r_product, find_bad_scale,
+        records, block, books, x, tokens, gathered, gate, up, answers, kind, beta, linear_beta, turns, found,
+        inner, outer,
     )  # fmt: skip
 
 
 @kernel(*ARGUMENTS_WITH_BOOKS, calls=(vq2r_product, find_bad_scale, activate))
-def vq2r_expert(
-    data: Any, places: Any, block: int, books: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, y: Any,
-    kind: int, beta: float, linear_beta: float, found: Any,
+def vq2r_experts(
+    records: Any, block: int, books: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, answers: Any,
+    kind: int, beta: float, linear_beta: float, turns: Any, found: Any,
 ) -> None:  # fmt: skip
-    """See `multiply_expert`."""
-    multiply_expert(
-        vq2r_product,
-        data, places, block, books, x, tokens, gathered, gate, up, y, kind, beta, linear_beta, found,
+    """answers = w2·act(w1·x, w3·x) of several experts: see `_experts`."""
+    inner, outer = gate.shape[1], answers.shape[1]
+    answer(
+        book_rows, vq2r_product, find_bad_scale,
+        records, block, books, x, tokens, gathered, gate, up, answers, kind, beta, linear_beta, turns, found,
+        inner, outer,
     )  # fmt: skip
 
 
 @kernel(*ARGUMENTS_WITH_BOOKS, calls=(vq4p_product, find_bad_scale, activate))
-def vq4p_expert(
-    data: Any, places: Any, block: int, books: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, y: Any,
-    kind: int, beta: float, linear_beta: float, found: Any,
+def vq4p_experts(
+    records: Any, block: int, books: Any, x: Any, tokens: Any, gathered: Any, gate: Any, up: Any, answers: Any,
+    kind: int, beta: float, linear_beta: float, turns: Any, found: Any,
 ) -> None:  # fmt: skip
-    """See `multiply_expert`."""
-    multiply_expert(
-        vq4p_product,
-        data, places, block, books, x, tokens, gathered, gate, up, y, kind, beta, linear_beta, found,
+    """answers = w2·act(w1·x, w3·x) of several experts: see `_experts`."""
+    inner, outer = gate.shape[1], answers.shape[1]
+    answer(
+        book_rows, vq4p_product, find_bad_scale,
+        records, block, books, x, tokens, gathered, gate, up, answers, kind, beta, linear_beta, turns, found,
+        inner, outer,
     )  # fmt: skip

@@ -8,11 +8,13 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
+
 from waste.errors import ReadError, WasteError
 from waste.io.extents import Placement
 from waste.kernels.workers import Job, Stage
 from waste.model.compute import Started
-from waste.model.experts import ExpertMath, ExpertWork, Rows, ThreadBuffers, expert_key
+from waste.model.experts import ExpertBuffers, ExpertMath, ExpertWork, expert_key
 from waste.model.scratch import FloatArray
 from waste.model.step import Step
 from waste.model.trunk import Buffer
@@ -30,7 +32,7 @@ class ExpertRun:
     """Asks for the records of `work` and has them computed as they come, those that are there at once.
 
     Runs beside the backlog of the walk, see `Beside`: wherever the walk itself may be meanwhile. Errors say which
-    expert of which layer could not be read or used. answers: see `ExpertMath.answer`.
+    expert of which layer could not be read or used. answers: see `ExpertMath.answer_together`.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class ExpertRun:
         cache: ExpertCache,
         work: Sequence[ExpertWork],
         x: FloatArray,
-        buffers: ThreadBuffers,
+        buffers: ExpertBuffers,
         answers: FloatArray,
     ) -> None:
         self._step = step
@@ -53,7 +55,9 @@ class ExpertRun:
         self._answers = answers
         self._loop = asyncio.get_running_loop()
         self._is_stopped = False
-        self._free_rows = list(range(len(buffers.shared_gate)))
+        self._tokens = (
+            np.concatenate([item.tokens for item in work]) if step.tokens > 1 else np.zeros(len(work), np.int64)
+        )
         self._error: WasteError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.started: list[Started] = []
@@ -97,11 +101,8 @@ class ExpertRun:
                     ready = self._lease.take()
         except WasteError as error:
             self._error = error
-        shared = self._shared_last(ready)
         if ready:
-            self.started.append(self._step.compute.start([Stage(FAMILY, [self._job(*record) for record in ready])]))
-        if shared:
-            self.started.append(self._step.compute.start(self._shared_stages(shared)))
+            self.started.append(self._step.compute.start([self._stage(ready)]))
         if self._is_all_started and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -114,74 +115,39 @@ class ExpertRun:
         self._is_stopped = True
         self._loop.call_soon_threadsafe(self._hand_out)
 
-    def _give_back(self, key: Hashable) -> None:
-        """On a compute thread: the record has been used."""
+    def _stage(self, records: list[Record]) -> Stage:
+        """The work on records that came together."""
+        step, math = self._step, self._math
+        members = [(self._work[key], data, placement) for key, data, placement in records]
+        rest = (self._x, self._buffers)
+        if math.is_uniform:
+            group = math.group(members, self._tokens)
+
+            def share(part: int, worker: int) -> None:
+                math.answer_together(step.kernels, step.records, group, part, *rest, worker, self._answers)
+
+            jobs = [partial(share, part) for part in range(step.compute.threads)]
+        else:
+
+            def alone(member: tuple[ExpertWork, Buffer, Placement], worker: int) -> None:
+                math.answer_alone(step.kernels, step.records, member, *rest, worker, self._answers)
+
+            jobs = [partial(alone, member) for member in members]
+        return Stage(FAMILY, [partial(self._run, job) for job in jobs], then=partial(self._give_back, records))
+
+    def _run(self, job: Job, worker: int) -> None:
+        """On a compute thread. If a record cannot be used, nobody needs the others any more."""
+        try:
+            job(worker)
+        except BaseException:
+            self._fail()
+            raise
+
+    def _give_back(self, records: list[Record]) -> None:
+        """On a compute thread: the records have been used."""
         if self._returns is not None:
-            self._returns.put(key)
-
-    def _shared_last(self, ready: list[Record]) -> list[Record]:
-        """Takes from what is ready the few that would leave some threads idle while others do one alone."""
-        threads = self._step.compute.threads
-        if self._step.tokens > 1 or threads == 1 or not ready:
-            return []
-        count = len(ready) % threads or threads
-        if count > len(self._free_rows):
-            return []
-        shared = ready[-count:]
-        del ready[-count:]
-        return shared
-
-    def _shared_stages(self, records: list[Record]) -> list[Stage]:
-        """Records that all threads work on together, each on a part of the rows."""
-        rows = [self._free_rows.pop() for _ in records]
-
-        def end() -> None:
-            self._free_rows.extend(rows)
             for key, _, _ in records:
-                self._give_back(key)
-
-        shared = [self._shared(*record, row) for record, row in zip(records, rows, strict=True)]
-        return [
-            Stage(FAMILY, [job for inner, _ in shared for job in inner]),
-            Stage(FAMILY, [job for _, outer in shared for job in outer], then=end),
-        ]
-
-    def _shared(self, key: Hashable, data: Buffer, placement: Placement, row: int) -> tuple[list[Job], list[Job]]:
-        """A record's inner rows and its outer ones; `row` of the shared buffers holds what is in between."""
-        step, item, math, b = self._step, self._work[key], self._math, self._buffers
-        gate, up = b.shared_gate[row : row + 1], b.shared_up[row : row + 1]
-        y = self._answers[item.first : item.first + 1]
-
-        def inner(rows: Rows, worker: int) -> None:
-            if rows[0] == 0:
-                # The others need not wait: whatever a damaged record says, sizes and places are the layout's.
-                try:
-                    math.check(step.kernels, step.records, item.expert, data, placement, b.bad_scale[worker])
-                except BaseException:
-                    self._fail()
-                    raise
-            math.inner(step.kernels, step.records, data, placement, self._x, gate, up, rows)
-
-        def outer(rows: Rows, worker: int) -> None:
-            math.outer(step.kernels, step.records, data, placement, gate, y, rows)
-
-        inner_rows, outer_rows = math.parts(step.compute.threads)
-        return [partial(inner, rows) for rows in inner_rows], [partial(outer, rows) for rows in outer_rows]
-
-    def _job(self, key: Hashable, data: Buffer, placement: Placement) -> Job:
-        step, item = self._step, self._work[key]
-
-        def answer(worker: int) -> None:
-            try:
-                self._math.answer(
-                    step.kernels, step.records, item, data, placement, self._x, self._buffers, worker, self._answers
-                )
-            except BaseException:
-                self._fail()
-                raise
-            self._give_back(key)
-
-        return answer
+                self._returns.put(key)
 
 
 async def wait_for_records(lease: Lease, layer: int) -> list[tuple[Hashable, Buffer, Placement]]:

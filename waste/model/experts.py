@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from ctypes import addressof, c_char
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -109,25 +111,21 @@ class RecordUse:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadBuffers:
-    """Each compute thread's own memory for one expert and up to N tokens, and some that all share for one token."""
+class ExpertBuffers:
+    """What experts are answered in, for N tokens and all their choices."""
 
-    x: FloatArray  # [threads, N, input]
-    gate: FloatArray  # [threads, N, width]
-    up: FloatArray  # [threads, N, width]
-    bad_scale: IntArray  # [threads, 2]
-    shared_gate: FloatArray  # [threads, width]: a record in each row
-    shared_up: FloatArray  # [threads, width]
+    x: FloatArray  # [threads, N, input]: the inputs of one expert
+    gate: FloatArray  # [choices, width]
+    up: FloatArray  # [choices, width]
+    found: IntArray  # [threads, 4]: bad scales
 
     @staticmethod
-    def take(scratch: Scratch, threads: int, tokens: int, input_size: int, width: int) -> ThreadBuffers:
-        return ThreadBuffers(
+    def take(scratch: Scratch, threads: int, tokens: int, choices: int, input_size: int, width: int) -> ExpertBuffers:
+        return ExpertBuffers(
             x=scratch.floats(threads, tokens, input_size),
-            gate=scratch.floats(threads, tokens, width),
-            up=scratch.floats(threads, tokens, width),
-            bad_scale=scratch.ints(threads, 2),
-            shared_gate=scratch.floats(threads, width),
-            shared_up=scratch.floats(threads, width),
+            gate=scratch.floats(choices, width),
+            up=scratch.floats(choices, width),
+            found=scratch.ints(threads, 4),
         )
 
 
@@ -142,6 +140,19 @@ class ExpertWork:
     tokens: IntArray
     weights: FloatArray
     first: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroup:
+    """Records that threads answer together.
+
+    tokens: the row of x of each choice of the layer. table: as kernels take it. turns: who does what, zeros at first.
+    """
+
+    members: Sequence[tuple[ExpertWork, Buffer, Placement]]
+    tokens: IntArray
+    table: IntArray
+    turns: IntArray
 
 
 _ONLY = np.zeros(1, np.int64)
@@ -176,9 +187,11 @@ class ExpertMath:
         self._bank = bank
         self._record = RecordLayout.of(bank)
         matrices = self._record.matrices
-        self._is_uniform = len({matrix.format for matrix in matrices}) == 1
+        self.is_uniform = len({matrix.format for matrix in matrices}) == 1
+        """Whether its matrices have one format, and threads can answer it together."""
         # In the order in which the kernels take their places; what stands for scales that are none is never looked at.
-        self._stored = [m.weights for m in matrices] + [m.scales if m.scales >= 0 else m.weights for m in matrices]
+        stored = [m.weights for m in matrices] + [m.scales if m.scales >= 0 else m.weights for m in matrices]
+        self._places = itemgetter(*stored)
         self._kind = activation_kind(activation)
         self._beta = activation.beta
         self._linear_beta = activation.linear_beta or 0.0
@@ -195,45 +208,70 @@ class ExpertMath:
             known = self._parts[count] = inner, outer
         return known
 
-    def answer(
+    def group(self, members: Sequence[tuple[ExpertWork, Buffer, Placement]], tokens: IntArray) -> ExpertGroup:
+        """Records to be answered together. The buffers must outlive it."""
+        # On the loop, and in a hurry: an array's own way to tell its address takes three times as long.
+        table: list[int] = []
+        for work, data, placement in members:
+            table += addressof(c_char.from_buffer(data.data)), data.size, work.first, work.tokens.size
+            table += self._places(placement.starts)
+        rows = np.fromiter(table, np.int64, len(table)).reshape(len(members), -1)
+        return ExpertGroup(members, tokens, rows, np.zeros(4, np.int64))
+
+    def answer_together(
         self,
         kernels: KernelSet,
         use: RecordUse,
-        work: ExpertWork,
-        data: Buffer,
-        placement: Placement,
+        group: ExpertGroup,
+        part: int,
         x: FloatArray,
-        buffers: ThreadBuffers,
+        buffers: ExpertBuffers,
         worker: int,
         answers: FloatArray,
     ) -> None:
-        """answers[work.first + j] = the expert's answer to x[work.tokens[j]].
+        """One thread's share of answers[work.first + j] = the expert's answer to x[work.tokens[j]] for each member.
 
-        Raises DamagedError if the record is not what the source promised, or a scale of it is not a number.
+        To be called once for each `part` of as many threads as there are; the answers are whole when all have returned.
+        Raises DamagedError if a record is not what the source promised, or a scale of it is not a number.
         """
-        count, found = work.tokens.size, buffers.bad_scale[worker]
-        gathered, gate, up = buffers.x[worker], buffers.gate[worker], buffers.up[worker]
-        y = answers[work.first : work.first + count]
-        if not self._is_uniform:
-            gathered, gate, up = gathered[:count], gate[:count], up[:count]
-            np.take(x, work.tokens, axis=0, out=gathered, mode="clip")
-            self.check(kernels, use, work.expert, data, placement, found)
-            self.inner(kernels, use, data, placement, gathered, gate, up, (0, self._record.gate.rows))
-            self.outer(kernels, use, data, placement, gate, y, (0, self._record.down.rows))
-            return
-        self._check_header(work.expert, data, placement.starts, verify=use.verify)
-        places = np.array([placement.starts[part] for part in self._stored], np.int64)
-        rest = (x, work.tokens, gathered, gate, up, y, self._kind, self._beta, self._linear_beta, found)
+        found = buffers.found[worker]
+        rest = (
+            *(x, group.tokens, buffers.x[worker], buffers.gate, buffers.up, answers),
+            *(self._kind, self._beta, self._linear_beta, group.turns, found),
+        )
         name = self._record.gate.format
         if self._bank.codebooks is None:
-            expert = kernels.formats[name].expert
-            assert expert is not None
-            expert(data, places, *rest)
+            experts = kernels.formats[name].experts
+            assert experts is not None
+            experts(group.table, *rest)
         else:
             block, books = self._bank.codebooks.index_block, use.codebooks[self._layer]
-            kernels.codebook_formats[name].expert(data, places, block, books, *rest)
+            kernels.codebook_formats[name].experts(group.table, block, books, *rest)
         if found[0] >= 0:
-            raise self._damaged(work.expert, self._record.matrices[found[0]], found[1])
+            raise self._damaged(group.members[found[0]][0].expert, self._record.matrices[found[1]], found[2])
+        # Whatever a damaged record says, sizes and places were the layout's; and threads that wait for the
+        # interpreter here have their share behind them.
+        for work, data, placement in group.members[part :: len(buffers.x)]:
+            self._check_header(work.expert, data, placement.starts, verify=use.verify)
+
+    def answer_alone(
+        self,
+        kernels: KernelSet,
+        use: RecordUse,
+        member: tuple[ExpertWork, Buffer, Placement],
+        x: FloatArray,
+        buffers: ExpertBuffers,
+        worker: int,
+        answers: FloatArray,
+    ) -> None:
+        """The same for one whole expert, whose matrices may differ in their formats."""
+        work, data, placement = member
+        choices = slice(work.first, work.first + work.tokens.size)
+        gathered, gate, up = buffers.x[worker][: work.tokens.size], buffers.gate[choices], buffers.up[choices]
+        np.take(x, work.tokens, axis=0, out=gathered, mode="clip")
+        self.check(kernels, use, work.expert, data, placement, buffers.found[worker])
+        self.inner(kernels, use, data, placement, gathered, gate, up, (0, self._record.gate.rows))
+        self.outer(kernels, use, data, placement, gate, answers[choices], (0, self._record.down.rows))
 
     def check(
         self, kernels: KernelSet, use: RecordUse, expert: int, data: Buffer, placement: Placement, found: IntArray

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from waste.io.source import Bank
 from waste.kernels.choices import SIGMOID, SOFTMAX
@@ -11,7 +12,7 @@ from waste.model.compute import Mark
 from waste.model.config import ModelConfig, MoeConfig
 from waste.model.expert_run import ExpertRun
 from waste.model.expert_sweep import ExpertSweep, SweepBuffers
-from waste.model.experts import ExpertMath, ExpertWork, ThreadBuffers, sort_by_expert
+from waste.model.experts import ExpertBuffers, ExpertMath, ExpertWork, sort_by_expert
 from waste.model.layout import Use
 from waste.model.mlp import GatedMlp, MlpBuffers
 from waste.model.scratch import FloatArray, IntArray, Scratch
@@ -44,7 +45,7 @@ class _Buffers:
     mixed: FloatArray  # [N, u]: Σ weight · answer, empty where it is the layer's answer itself
     norm: FloatArray  # [u]
     shared: MlpBuffers | None
-    thread: ThreadBuffers | None
+    experts: ExpertBuffers | None
     sweep: SweepBuffers | None
 
 
@@ -90,7 +91,9 @@ class MoeLayer:
             mixed=scratch.floats(tokens, width if is_latent else 0),
             norm=scratch.floats(width),
             shared=None if self._shared is None else self._shared.take(scratch, tokens),
-            thread=ThreadBuffers.take(scratch, threads, tokens, width, moe.expert_width) if is_decode else None,
+            experts=ExpertBuffers.take(scratch, threads, tokens, tokens * moe.top_k, width, moe.expert_width)
+            if is_decode
+            else None,
             sweep=None if is_decode else SweepBuffers.take(scratch, threads, tokens, width, moe.expert_width),
         )
 
@@ -132,13 +135,13 @@ class MoeLayer:
 
         As soon as the router has chosen, wherever the walk is by then; shared experts and guess are computed meanwhile.
         """
-        thread, source = b.thread, x if self._moe.latent_size is None else b.latent
-        assert thread is not None
+        buffers, source = b.experts, x if self._moe.latent_size is None else b.latent
+        assert buffers is not None
         runs: list[ExpertRun] = []
         work: list[ExpertWork] = []
 
         def ask() -> None:
-            runs.append(ExpertRun(step, self._layer, self._math, cache, work, source, thread, b.answers))
+            runs.append(ExpertRun(step, self._layer, self._math, cache, work, source, buffers, b.answers))
             if step.lookahead is not None:
                 step.lookahead.routed(self._layer, b.routed.ids.tolist())
 
@@ -189,35 +192,40 @@ class MoeLayer:
         choice = b.routed
         with step.backlog.part("router"):
             if not step.backlog.recall((self, "router")):
-                await step.walk.products(Target(self.gate, x, choice.logits))
-                await step.walk.vectors((self.bias, choice.bias))
+                await step.walk.products(Target(self.gate, x, choice.logits), vectors=[(self.bias, choice.bias)])
                 if self._moe.latent_size is not None:
                     await step.walk.products(Target(self._prefix + "routed_expert_down_proj.weight", x, b.latent))
-                self.route(step, choice)
+                if step.tokens > 1:
+                    step.by_token(partial(self._choose, step, choice))
                 step.backlog.keep()
-            step.backlog.add(
-                [lambda worker: work.extend(sort_by_expert(choice.ids, choice.weights, b.rows))], then=routed.put
-            )
+
+            def sort(worker: int) -> None:
+                if step.tokens == 1:
+                    self._choose(step, choice, 0, 1)
+                work.extend(sort_by_expert(choice.ids, choice.weights, b.rows))
+                routed.put()
+
+            step.backlog.add_beside_next(sort)
 
     def route(self, step: Step, b: RouteBuffers, then: Callable[[], object] | None = None) -> None:
         """Add the router's choice: see the kernel. `then` is called on a compute thread when it has been made."""
+        step.by_token(partial(self._choose, step, b), then=then)
+
+    def _choose(self, step: Step, b: RouteBuffers, first: int, last: int) -> None:
         moe = self._moe
         router = ROUTERS[moe.router_activation]
-        step.by_token(
-            lambda first, last: step.kernels.route(
-                b.logits,
-                b.bias,
-                router,
-                moe.groups,
-                moe.topk_groups,
-                moe.renormalize,
-                moe.scaling,
-                b.ids,
-                b.weights,
-                first,
-                last,
-            ),
-            then=then,
+        step.kernels.route(
+            b.logits,
+            b.bias,
+            router,
+            moe.groups,
+            moe.topk_groups,
+            moe.renormalize,
+            moe.scaling,
+            b.ids,
+            b.weights,
+            first,
+            last,
         )
 
     async def _add_shared(

@@ -1,7 +1,10 @@
-"""An expert's whole MLP by a format's own product; what its arguments are stands in `waste.kernels._expert`."""
+"""Several experts' MLPs by a format's own product; what the arguments are stands in `waste.kernels._experts`."""
 
 from __future__ import annotations
 
+import ctypes
+import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -12,33 +15,66 @@ from .vectors import Floats, activate
 
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
-Multiply = Callable[[int, int, int, Floats, Floats], None]
-"""(matrix, columns, rows, x, y): y = x·Wᵀ for w1 (0), w3 (1) or w2 (2)."""
+Multiply = Callable[[Bytes, Integers, int, int, int, Floats, Floats], None]
+"""(bytes of a record, its places, matrix, columns, rows, x, y): y = x·Wᵀ for w1 (0), w3 (1) or w2 (2)."""
+
+_TURN, _ENDED, _BAD = 0, 1, 3
+_counting = threading.Lock()
+
+
+def take_turn(turns: Integers) -> int:
+    """The next expert that no thread has taken."""
+    with _counting:
+        turns[_TURN] += 1
+        return int(turns[_TURN]) - 1
+
+
+def end_turn(turns: Integers, *, is_bad: bool) -> None:
+    with _counting:
+        turns[_ENDED] += 1
+        turns[_BAD] += is_bad
 
 
 def find_in_expert(
     find_bad_scale: Kernel, data: Bytes, places: Integers, inner: int, outer: int, found: Integers
 ) -> bool:
-    """Fill `found`, and say whether a scale is bad; w1 and w3 have `inner` scales each, w2 has `outer`."""
+    """Fill `found` but for the record; w1 and w3 have `inner` scales each, w2 has `outer`."""
     for matrix, count in enumerate((inner, inner, outer)):
-        find_bad_scale(data, int(places[3 + matrix]), count, found, 1)
-        if found[1] >= 0:
-            found[0] = matrix
+        find_bad_scale(data, int(places[3 + matrix]), count, found, 3)
+        if found[3] >= 0:
+            found[1:3] = matrix, found[3]
             return True
-    found[0] = -1
     return False
 
 
 def answer(
-    multiply: Multiply, x: Floats, tokens: Integers, gathered: Floats, gate: Floats, up: Floats, y: Floats,
-    kind: int, beta: float, linear_beta: float,
+    multiply: Multiply, find_bad_scale: Kernel | None, records: Integers, x: Floats, tokens: Integers,
+    gathered: Floats, gate: Floats, up: Floats, answers: Floats, kind: int, beta: float, linear_beta: float,
+    turns: Integers, found: Integers, inner: int, outer: int,
 ) -> None:  # fmt: skip
-    """y = w2·act(w1·x, w3·x) for these rows of x."""
-    n, inputs, width = tokens.size, x.shape[1], gate.shape[1]
-    rows, gate, up = x[tokens[0] : tokens[0] + 1], gate[:n], up[:n]
-    if n > 1:
-        rows = np.take(x, tokens, axis=0, out=gathered[:n], mode="clip")  # other modes gather in a copy first
-    multiply(0, inputs, width, rows, gate)
-    multiply(1, inputs, width, rows, up)
-    activate(gate, up, kind, beta, linear_beta, 0, width)
-    multiply(2, width, inputs, gate, y)
+    """A whole expert at each turn, until there are none left."""
+    inputs, width = x.shape[1], gate.shape[1]
+    found[0] = -1
+    while (r := take_turn(turns)) < len(records):
+        address, size, first, count = map(int, records[r, :4])
+        data, places = bytes_at(address, size), records[r, 4:]
+        is_bad = find_bad_scale is not None and find_in_expert(find_bad_scale, data, places, inner, outer, found)
+        if is_bad:
+            found[0] = r
+        else:
+            own = slice(first, first + count)
+            seen = x[tokens[first] : tokens[first] + 1]
+            if count > 1:
+                seen = np.take(x, tokens[own], axis=0, out=gathered[:count], mode="clip")  # others make a copy first
+            multiply(data, places, 0, inputs, width, seen, gate[own])
+            multiply(data, places, 1, inputs, width, seen, up[own])
+            activate(gate[own], up[own], kind, beta, linear_beta, 0, width)
+            multiply(data, places, 2, width, inputs, gate[own], answers[own])
+        end_turn(turns, is_bad=is_bad)
+    while turns[_ENDED] < len(records):
+        time.sleep(0)
+
+
+def bytes_at(address: int, size: int) -> Bytes:
+    """The memory at an address as an array, which the caller keeps alive."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..formats import WeightFormat
 from ..kernel_set import FormatKernels, Kernel
-from .expert import Integers, answer, find_in_expert
+from .experts import Integers, answer
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -86,26 +86,27 @@ def format_kernels(
         with np.errstate(over="ignore"):
             y[:rows, :columns] = matrix(data, at, scale_at, columns, rows)
 
-    def expert(
-        data: Bytes, places: Integers, x: Floats, tokens: Integers, gathered: Floats, gate: Floats, up: Floats,
-        y: Floats, kind: int, beta: float, linear_beta: float, found: Integers,
+    def experts(
+        records: Integers, x: Floats, tokens: Integers, gathered: Floats, gate: Floats, up: Floats, answers: Floats,
+        kind: int, beta: float, linear_beta: float, turns: Integers, found: Integers,
     ) -> None:  # fmt: skip
-        """y = w2·act(w1·x, w3·x) for some rows of x."""
-        found[0] = -1
-        if find_bad_scale is not None:
-            inner = gate.shape[1] * form.scale_bytes(x.shape[1])
-            outer = y.shape[1] * form.scale_bytes(gate.shape[1])
-            if find_in_expert(find_bad_scale, data, places, inner, outer, found):
-                return
+        """answers = w2·act(w1·x, w3·x) of several experts."""
 
-        def multiply(matrix: int, columns: int, rows: int, x: Floats, y: Floats) -> None:
+        def multiply(
+            data: Bytes, places: Integers, matrix: int, columns: int, rows: int, x: Floats, y: Floats
+        ) -> None:  # fmt: skip
             product(data, int(places[matrix]), int(places[3 + matrix]), columns, 0, rows, x, y, 0)
 
-        answer(multiply, x, tokens, gathered, gate, up, y, kind, beta, linear_beta)
+        inner = gate.shape[1] * form.scale_bytes(x.shape[1])
+        outer = answers.shape[1] * form.scale_bytes(gate.shape[1])
+        answer(
+            multiply, find_bad_scale,
+            records, x, tokens, gathered, gate, up, answers, kind, beta, linear_beta, turns, found, inner, outer,
+        )  # fmt: skip
 
     if find_bad_scale is not None:
-        return FormatKernels(product=product, widen=widen, find_bad_scale=find_bad_scale, expert=expert)
-    return FormatKernels(product=product, widen=widen, absorb=absorb, expert=expert if for_experts else None)
+        return FormatKernels(product=product, widen=widen, find_bad_scale=find_bad_scale, experts=experts)
+    return FormatKernels(product=product, widen=widen, absorb=absorb, experts=experts if for_experts else None)
 
 
 def find_bad_scale(data: Bytes, scale_at: int, count: int, found: npt.NDArray[np.int64], slot: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..kernel_set import CodebookKernels
-from .expert import Integers, answer, find_in_expert
+from .experts import Integers, answer
 from .formats import Bytes, Doubles, Floats
 
 Indices = npt.NDArray[Any]
@@ -63,21 +63,24 @@ def codebook_kernels(
         """y = W."""
         y[:rows, :columns] = matrix(data, at, scale_at, columns, 0, rows, block, books)
 
-    def expert(
-        data: Bytes, places: Integers, block: int, books: Floats, x: Floats, tokens: Integers, gathered: Floats,
-        gate: Floats, up: Floats, y: Floats, kind: int, beta: float, linear_beta: float, found: Integers,
+    def experts(
+        records: Integers, block: int, books: Floats, x: Floats, tokens: Integers, gathered: Floats, gate: Floats,
+        up: Floats, answers: Floats, kind: int, beta: float, linear_beta: float, turns: Integers, found: Integers,
     ) -> None:  # fmt: skip
-        """y = w2·act(w1·x, w3·x) for some rows of x."""
-        if find_in_expert(find_bad_scale, data, places, gate.shape[1], y.shape[1], found):
-            return
+        """answers = w2·act(w1·x, w3·x) of several experts."""
 
-        def multiply(matrix: int, columns: int, rows: int, x: Floats, y: Floats) -> None:
+        def multiply(
+            data: Bytes, places: Integers, matrix: int, columns: int, rows: int, x: Floats, y: Floats
+        ) -> None:  # fmt: skip
             place = (int(places[matrix]), int(places[3 + matrix]), columns, 0, rows)
             product(data, *place, block, books[matrix], x, y)
 
-        answer(multiply, x, tokens, gathered, gate, up, y, kind, beta, linear_beta)
+        answer(
+            multiply, find_bad_scale, records, x, tokens, gathered, gate, up, answers,
+            kind, beta, linear_beta, turns, found, gate.shape[1], answers.shape[1],
+        )  # fmt: skip
 
-    return CodebookKernels(product=product, widen=widen, find_bad_scale=find_bad_scale, expert=expert)
+    return CodebookKernels(product=product, widen=widen, find_bad_scale=find_bad_scale, experts=experts)
 
 
 def find_bad_scale(data: Bytes, scale_at: int, count: int, found: npt.NDArray[np.int64], slot: int) -> None:
