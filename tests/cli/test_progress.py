@@ -43,6 +43,18 @@ def test_bar_shows_the_latest_and_what_was_read(monkeypatch: pytest.MonkeyPatch)
         terminal.wait_for("3.0 MiB read")
 
 
+def test_bar_says_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    with ProgressDisplay() as display:
+        display("prompt tokens", 0, 400)
+        terminal.wait_for("0/400")
+        assert "left" not in terminal.getvalue()
+        for done in range(1, 6):
+            time.sleep(0.05)
+            display("prompt tokens", done, 400)
+        terminal.wait_for(" left")
+
+
 def test_after_clear_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch)
     with ProgressDisplay() as display:

@@ -80,7 +80,15 @@ class ProgressDisplay:
 
 def _make_bar(bytes_read: Callable[[], int]) -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.text import Text
 
     class BytesRead(ProgressColumn):
@@ -90,10 +98,18 @@ def _make_bar(bytes_read: Callable[[], int]) -> Progress:
             size = 0 if task.finished else bytes_read()
             return Text(f"{format_bytes(size)} read" if size else "")
 
+    class TimeLeft(TimeRemainingColumn):
+        """As far as can be said by the speed so far; nothing before there is one."""
+
+        def render(self, task: Task) -> Text:
+            known = task.time_remaining is not None and not task.finished
+            return Text(f"{super().render(task)} left" if known else "")
+
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TimeLeft(compact=True),
         BytesRead(),
         console=Console(stderr=True),
         transient=True,
