@@ -36,7 +36,10 @@ COMPUTE_THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """Nothing here holds memory worth counting, a file or a thread."""
+    """Nothing here holds memory worth counting, a file or a thread.
+
+    idle_bytes: of the budget, for longer prompt chunks and not enough for the next longer one.
+    """
 
     bundle: ModelBundle
     decoder: Decoder
@@ -46,6 +49,7 @@ class Blueprint:
     demand: Demand
     plan: Plan
     threads: int
+    idle_bytes: int = 0
 
 
 def draw(
@@ -97,7 +101,8 @@ def draw(
     plan = replace(plan, budget_bytes=budget)
     if not is_elsewhere:
         _check_address_space(plan, threads=threads + settings.io_queue_depth)
-    return Blueprint(bundle, decoder, layout, sizes, StateShape.of(config, settings.context), demand, plan, threads)
+    shape = StateShape.of(config, settings.context)
+    return Blueprint(bundle, decoder, layout, sizes, shape, demand, plan, threads, idle)
 
 
 def _costs_nobody(demand: Demand, more: Demand, spare: int) -> bool:

@@ -293,7 +293,7 @@ def plan_complaints(plan: Plan) -> Iterator[str]:
 def cut_complaint(plan: Plan, name: str, wished: int) -> str:
     """A wished size and what became of it. name: `trunk` or `experts`."""
     got = plan.parts["experts"] if name == "experts" else plan.parts["pinned"] + plan.parts["ring"]
-    return f"--{name} is {wished:,} bytes and gets {got:,}: the budget of {plan.budget_bytes:,} has no more"
+    return f"--{name} is {wished:,} bytes and gets {got:,}: the budget of {plan.budget_bytes:,} leaves no more"
 
 
 def paging_complaint(faults: int, budget_bytes: int, *, backend: str) -> str | None:

@@ -22,16 +22,14 @@ class Split:
 
 
 def sweep(drawn: Blueprint, settings: Settings, *, steps: int = STEPS) -> list[Split]:
-    """From as little trunk as can be to all of it, at the budget and with the chunk and sessions of `drawn`.
+    """From as little trunk as can be to all of it, with the chunk and sessions of `drawn` and what they leave.
 
     Equal splits come once: towards the ends one of the two has all it can use.
     """
-    parts = drawn.plan.parts
-    room = parts["pinned"] + parts["ring"] + parts["experts"] + drawn.plan.budget_bytes - drawn.plan.total_bytes
+    parts, budget = drawn.plan.parts, drawn.plan.budget_bytes - drawn.idle_bytes
+    room = parts["pinned"] + parts["ring"] + parts["experts"] + budget - drawn.plan.total_bytes
     least = ring_bytes(drawn.demand.tiles, pinned=0, slots=2)
-    base = replace(
-        settings, ram=drawn.plan.budget_bytes, prefill_chunk=drawn.sizes.chunk, sessions=drawn.sizes.sessions
-    )
+    base = replace(settings, ram=budget, prefill_chunk=drawn.sizes.chunk, sessions=drawn.sizes.sessions)
     found: dict[tuple[int, int], Split] = {}
     for step in range(steps):
         trunk = least + max(0, room - least) * step // (steps - 1)

@@ -106,7 +106,7 @@ def test_a_wish_beyond_the_budget_is_said(call: Call) -> None:
     floor = call("plan", "demo", *options, "4GiB", "--json", "--set", "compute.kernels=numpy").json["floor_bytes"]
     options = ("--set", "compute.kernels=numpy", *options, str(floor + 500_000), "--trunk", "3TiB")
     assert call("plan", "demo", *options, "--json").json["cut"] == {"trunk": 3 << 40}
-    assert "--trunk wished for 3.0 TiB, the budget has no more" in call("plan", "demo", *options).out
+    assert "--trunk wished for 3.0 TiB, the budget leaves no more" in call("plan", "demo", *options).out
 
 
 def test_the_floor_of_a_small_model_is_the_compilers(call: Call) -> None:
@@ -159,6 +159,16 @@ def test_a_sweep_has_every_split_and_trunk_first_is_best_where_ram_is_short(call
     text = call("plan", "--config", k3, "--ram", "64GiB", "--sweep", "--disk", "2GB").out
     assert text.count("least") == 1
     assert len(text.splitlines()) == len(splits) + 1
+
+
+@pytest.mark.parametrize("ram", ["2GiB", "5GB", "64GiB"])
+def test_what_a_sweep_shows_can_be_had(call: Call, k3: str, ram: str) -> None:
+    value = call("plan", "--config", k3, "--ram", ram, "--sweep", "--disk", "2GB", "--json").json
+    for split in (value["sweep"][0], value["sweep"][-1]):
+        wishes = ("--trunk", str(split["trunk_bytes"]), "--experts", str(split["expert_bytes"]))
+        parts = call("plan", "--config", k3, "--ram", ram, *wishes, "--json").json["parts"]
+        assert parts["pinned"] + parts["ring"] == split["trunk_bytes"]
+        assert parts["experts"] == split["expert_bytes"]
 
 
 def test_a_sweep_that_cannot_be_drawn_says_why(call: Call, k3: str, tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def _as_text(outlook: Outlook) -> str:
     }
     for name, wished in plan.cut.items():
         part = "ring" if name == "trunk" else name
-        notes[part] += f"; --{name} wished for {format_bytes(wished)}, the budget has no more"
+        notes[part] += f"; --{name} wished for {format_bytes(wished)}, the budget leaves no more"
     parts = {name: size for name, size in plan.parts.items() if size or name not in _RARE}
     rows = [[name, f"{size:,}", format_bytes(size), notes.get(name, "")] for name, size in parts.items()]
     sums = [("total", plan.total_bytes), ("budget", plan.budget_bytes), ("floor", plan.floor_bytes)]

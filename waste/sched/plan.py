@@ -39,7 +39,7 @@ class Demand:
 class Plan:
     """The split of a budget. parts: bytes by name, everything that is allocated; they sum to at most the budget.
 
-    cut: sizes that were wished for, by name, and got less because the budget has no more.
+    cut: sizes that were wished for, by name, and got less because the budget leaves no more.
     """
 
     budget_bytes: int
