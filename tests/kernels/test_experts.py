@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -136,3 +137,23 @@ def test_bytes_beside_the_scales_are_not_taken_for_them(name: str, position: int
         arguments = expert_arguments(rng, [expert], BLOCK, WIDTH, normal(rng, 3, INPUTS), [[1]], SILU)
         kernels[f"{name}.experts"](*arguments)
         assert arguments[-1][0] == -1
+
+
+def test_an_error_of_one_thread_keeps_no_other_waiting() -> None:
+    """Of the numpy kernels: compiled ones raise nothing."""
+    rng = np.random.default_rng(5)
+    experts = random_experts(rng, "F32", INPUTS, 2)
+    *most, gathered, gate, up, answers, kind, beta, linear_beta, turns, found = expert_arguments(
+        rng, experts, BLOCK, WIDTH, normal(rng, 12, INPUTS), [[2, 5], [3]], SILU
+    )
+    too_small = gathered[:0]
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(
+                *(TWINS["F32.experts"], *most, too_small, gate, up, answers, kind, beta, linear_beta, turns),
+                found.copy(),
+            )
+            for _ in range(2)
+        ]
+        errors = [call.exception(timeout=20) for call in calls]
+    assert [type(error) for error in errors if error is not None] == [ValueError]

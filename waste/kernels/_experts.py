@@ -6,12 +6,13 @@ compiled again.
 
 Arguments that all formats' `experts` share: `records` int64 [n, 10], for each expert the address and the size of its
 bytes, its first choice and how many it has, and where in its bytes the weights of w1, w3 and w2 and then their scales
-begin; `x` [N, inputs]; `tokens` int64 [choices], the row of x of each choice; `gathered` [≥ most choices of an expert,
-inputs], this thread's own; `gate` and `up` [choices, width], which are written over; `answers` [choices, inputs];
-`kind`, `beta` and `linear_beta` as `activate` takes them; `turns` int64 [4], zeros, the same array on every thread;
-`found` int64 [4], this thread's own: which record has a bad scale, or −1, in which of its matrices, 0 to 2, and where.
-Then the answers mean nothing. Else they are whole when every thread that was called has returned.
-w1 and w3 have width rows of `inputs` weights, w2 is the other way round.
+begin; `x` [N, inputs]; `tokens` int64 [choices], the row of x of each choice, ascending for each expert; `gathered`
+[≥ most choices of an expert, inputs], this thread's own, needed unless those rows follow each other; `gate` and `up`
+[choices, width], which are written over; `answers` [choices, inputs]; `kind`, `beta` and `linear_beta` as `activate`
+takes them; `turns` int64 [4], zeros, the same array on every thread; `found` int64 [4], this thread's own: which record
+has a bad scale, or −1, in which of its matrices, 0 to 2, and where. Then the answers mean nothing. Else they are whole
+when every thread that was called has returned. w1 and w3 have width rows of `inputs` weights, w2 is the other way
+round.
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ def book_rows(
 
 @template
 def gather(x: Any, tokens: Any, first: Any, count: Any, gathered: Any) -> Any:
-    """The rows of x that an expert answers, [count, inputs]; one alone stays where it is."""
-    if count == 1:
-        return x[tokens[first] : tokens[first] + 1]
+    """The rows of x that an expert answers, [count, inputs]; those that follow each other stay where they are."""
+    if tokens[first + count - 1] - tokens[first] == count - 1:
+        return x[tokens[first] : tokens[first] + count]
     for j in range(count):
         for i in range(x.shape[1]):
             gathered[j, i] = x[tokens[first + j], i]

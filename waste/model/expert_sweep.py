@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 
 import numpy as np
 
 from waste.io.extents import Placement
-from waste.kernels.workers import Stage
+from waste.kernels.workers import Job, Stage
 from waste.model.compute import PARTS, Mark, Started, split_range
 from waste.model.expert_run import FAMILY, wait_for_records
-from waste.model.experts import ExpertMath, ExpertWork, Rows, expert_key
+from waste.model.experts import ExpertBuffers, ExpertMath, ExpertWork, Rows, expert_key
 from waste.model.scratch import FloatArray, IntArray, Scratch
 from waste.model.step import Step
 from waste.model.trunk import Buffer
@@ -39,12 +39,16 @@ Record = tuple[Buffer, Placement]
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Some tokens that an expert answers together: which, with which weights, filled up to `padded`, and their `x`."""
+    """Some tokens that an expert answers together: which, with which weights, filled up to `padded`, and their `x`.
+
+    answers: where they go, and are added up when the next tile is begun.
+    """
 
     tokens: IntArray
     weights: FloatArray
     padded: IntArray
     x: FloatArray
+    answers: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +66,16 @@ class SweepBuffers:
     """For up to `TILE` tokens, rounded up to those that kernels take together: T."""
 
     x: FloatArray  # [AHEAD, T, input]
-    gate: FloatArray  # [T, width]
-    up: FloatArray  # [T, width]
-    answers: FloatArray  # [T, input]
-    bad_scale: IntArray  # [threads, 1]
+    experts: ExpertBuffers  # for T choices; inputs are gathered in x
+    answers: FloatArray  # [2, T, input]: of one tile while those of the one before are added up
 
     @staticmethod
     def take(scratch: Scratch, threads: int, tokens: int, input_size: int, width: int) -> SweepBuffers:
         tile = _rounded(min(tokens, TILE))
         return SweepBuffers(
             x=scratch.floats(AHEAD, tile, input_size),
-            gate=scratch.floats(tile, width),
-            up=scratch.floats(tile, width),
-            answers=scratch.floats(tile, input_size),
-            bad_scale=scratch.ints(threads, 1),
+            experts=ExpertBuffers.take(scratch, threads, 0, tile, input_size, width),
+            answers=scratch.floats(2, tile, input_size),
         )
 
 
@@ -104,7 +104,8 @@ class ExpertSweep:
         self._x = x
         self._b = buffers
         self._mixed = mixed
-        self._turn = 0
+        self._turn = self._tile = 0
+        self._last: _Tile | None = None  # whose answers have still to be added up
         self._windows: deque[Sequence[ExpertWork]] = deque()
         self._asked: deque[tuple[Lease, Sequence[ExpertWork]]] = deque()
 
@@ -137,6 +138,8 @@ class ExpertSweep:
             lease.close()
             self._asked.popleft()
             self._ask()
+        if self._last is not None:
+            await self._step.compute.run([Stage(FAMILY, self._additions(self._last))])
 
     async def _sweep(self, lease: Lease, items: Sequence[ExpertWork]) -> None:
         """One after the other; while one is computed, the next has been handed over and more records come."""
@@ -177,16 +180,16 @@ class ExpertSweep:
         first, *others = self._tiles(item)
 
         def prepare(worker: int) -> None:
-            math.check(step.kernels, step.records, item.expert, data, placement, b.bad_scale[worker])
+            math.check(step.kernels, step.records, item.expert, data, placement, b.experts.found[worker])
             self._gather(first, (0, first.padded.size), worker)
 
         preparing = step.compute.start([Stage(FAMILY, [prepare])])
         ending = step.compute.mark()
-        stages = self._products(first, data, placement)
+        stages = self._products(first, item, data, placement)
         for tile in others:
             parts = split_range(tile.padded.size, step.compute.threads)
             stages.append(Stage(FAMILY, [partial(self._gather, tile, part) for part in parts]))
-            stages += self._products(tile, data, placement)
+            stages += self._products(tile, item, data, placement)
         *most, last = stages[-1].jobs
 
         def last_job(worker: int) -> None:
@@ -203,26 +206,48 @@ class ExpertSweep:
             tokens, weights = item.tokens[at : at + TILE], item.weights[at : at + TILE]
             count = _rounded(tokens.size, self._math.one_by_one)
             padded = np.append(tokens, np.repeat(tokens[-1:], count - tokens.size))
-            tiles.append(_Tile(tokens, weights, padded, self._b.x[self._turn, :count]))
+            self._tile ^= 1
+            tiles.append(_Tile(tokens, weights, padded, self._b.x[self._turn, :count], self._b.answers[self._tile]))
         return tiles
 
-    def _products(self, tile: _Tile, data: Buffer, placement: Placement) -> list[Stage]:
+    def _products(self, tile: _Tile, item: ExpertWork, data: Buffer, placement: Placement) -> list[Stage]:
+        """The tile's answers, and beside them the sums of the tile before, so that threads wait for each other once."""
         step, math, b = self._step, self._math, self._b
         count = tile.padded.size
-        gate, up, answers = b.gate[:count], b.up[:count], b.answers[:count]
+        additions = [] if self._last is None else self._additions(self._last)
+        self._last = tile
+        if not math.is_uniform:
+            gate, up = b.experts.gate[:count], b.experts.up[:count]
+            inner_rows, outer_rows = math.parts(PARTS * step.compute.threads)
+            place = (step.kernels, step.records, data, placement)
 
-        def inner(rows: Rows, worker: int) -> None:
-            math.inner(step.kernels, step.records, data, placement, tile.x, gate, up, rows)
+            def inner(rows: Rows, worker: int) -> None:
+                math.inner(*place, tile.x, gate, up, rows)
 
-        def outer(rows: Rows, worker: int) -> None:
-            math.outer(step.kernels, step.records, data, placement, gate, answers, rows)
-            step.kernels.accumulate(answers, tile.tokens, tile.weights, self._mixed, *rows)
+            def outer(rows: Rows, worker: int) -> None:
+                math.outer(*place, gate, tile.answers[:count], rows)
 
-        inner_rows, outer_rows = math.parts(PARTS * step.compute.threads)
-        return [
-            Stage(FAMILY, [partial(inner, rows) for rows in inner_rows]),
-            Stage(FAMILY, [partial(outer, rows) for rows in outer_rows]),
-        ]
+            return [
+                Stage(FAMILY, additions + [partial(inner, rows) for rows in inner_rows]),
+                Stage(FAMILY, [partial(outer, rows) for rows in outer_rows]),
+            ]
+        tokens = np.arange(count)
+        group = math.group([(replace(item, tokens=tokens, first=0), data, placement)], tokens)
+
+        def share(part: int, worker: int) -> None:
+            if part < len(additions):
+                additions[part](worker)
+            math.share(step.kernels, step.records, group, tile.x, b.experts, worker, tile.answers)
+
+        return [Stage(FAMILY, [partial(share, part) for part in range(step.compute.threads)])]
+
+    def _additions(self, tile: _Tile) -> list[Job]:
+        """Add up a tile's answers, each thread some columns."""
+
+        def add(columns: Rows, worker: int) -> None:
+            self._step.kernels.accumulate(tile.answers, tile.tokens, tile.weights, self._mixed, *columns)
+
+        return [partial(add, columns) for columns in self._step.compute.split(self._mixed.shape[1], 8)]
 
     def _gather(self, tile: _Tile, part: Rows, worker: int) -> None:
         first, last = part

@@ -234,6 +234,23 @@ class ExpertMath:
         To be called once for each `part` of as many threads as there are; the answers are whole when all have returned.
         Raises DamagedError if a record is not what the source promised, or a scale of it is not a number.
         """
+        self.share(kernels, use, group, x, buffers, worker, answers)
+        # Whatever a damaged record says, sizes and places were the layout's; and threads that wait for the
+        # interpreter here have their share behind them.
+        for work, data, placement in group.members[part :: len(buffers.x)]:
+            self._check_header(work.expert, data, placement.starts, verify=use.verify)
+
+    def share(
+        self,
+        kernels: KernelSet,
+        use: RecordUse,
+        group: ExpertGroup,
+        x: FloatArray,
+        buffers: ExpertBuffers,
+        worker: int,
+        answers: FloatArray,
+    ) -> None:
+        """As `answer_together`, of records whose headers have been looked at."""
         found = buffers.found[worker]
         rest = (
             *(x, group.tokens, buffers.x[worker], buffers.gate, buffers.up, answers),
@@ -249,10 +266,6 @@ class ExpertMath:
             kernels.codebook_formats[name].experts(group.table, block, books, *rest)
         if found[0] >= 0:
             raise self._damaged(group.members[found[0]][0].expert, self._record.matrices[found[1]], found[2])
-        # Whatever a damaged record says, sizes and places were the layout's; and threads that wait for the
-        # interpreter here have their share behind them.
-        for work, data, placement in group.members[part :: len(buffers.x)]:
-            self._check_header(work.expert, data, placement.starts, verify=use.verify)
 
     def answer_alone(
         self,

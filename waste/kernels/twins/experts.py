@@ -58,21 +58,32 @@ def answer(
     while (r := take_turn(turns)) < len(records):
         address, size, first, count = map(int, records[r, :4])
         data, places = bytes_at(address, size), records[r, 4:]
-        is_bad = find_bad_scale is not None and find_in_expert(find_bad_scale, data, places, inner, outer, found)
-        if is_bad:
-            found[0] = r
-        else:
+        is_bad = False
+        try:
+            is_bad = find_bad_scale is not None and find_in_expert(find_bad_scale, data, places, inner, outer, found)
+            if is_bad:
+                found[0] = r
+                continue
             own = slice(first, first + count)
-            seen = x[tokens[first] : tokens[first] + 1]
-            if count > 1:
-                seen = np.take(x, tokens[own], axis=0, out=gathered[:count], mode="clip")  # others make a copy first
+            seen = gather(x, tokens[own], gathered)
             multiply(data, places, 0, inputs, width, seen, gate[own])
             multiply(data, places, 1, inputs, width, seen, up[own])
             activate(gate[own], up[own], kind, beta, linear_beta, 0, width)
             multiply(data, places, 2, width, inputs, gate[own], answers[own])
-        end_turn(turns, is_bad=is_bad)
+        finally:
+            # After an error, too: the others wait for it.
+            end_turn(turns, is_bad=is_bad)
     while turns[_ENDED] < len(records):
         time.sleep(0)
+
+
+def gather(x: Floats, tokens: Integers, gathered: Floats) -> Floats:
+    """These rows of x; those that follow each other stay where they are."""
+    if tokens[-1] - tokens[0] == tokens.size - 1:
+        rows: Floats = x[tokens[0] : tokens[0] + tokens.size]
+        return rows
+    # Other modes make a copy first.
+    return np.take(x, tokens, axis=0, out=gathered[: tokens.size], mode="clip")
 
 
 def bytes_at(address: int, size: int) -> Bytes:
