@@ -49,7 +49,7 @@ class Blueprint:
     demand: Demand
     plan: Plan
     threads: int
-    idle_bytes: int = 0
+    idle_bytes: int
 
 
 def draw(

@@ -21,6 +21,7 @@ from typing import Any
 
 from ._jit import f32, f32s2, helper, i64, i64s, i64s2, template
 from ._turns import bytes_at, fetch_add, load_shared, wait_for
+from .formats import UNDIVIDED_ROWS
 from .vectors import activate
 
 _REST = (f32s2, i64s, f32s2, f32s2, f32s2, f32s2, i64, f32, f32, i64s, i64s)
@@ -29,8 +30,6 @@ ARGUMENTS = (i64s2, *_REST)
 ARGUMENTS_WITH_BOOKS = (i64s2, i64, f32s2, *_REST)
 """The same with (block, books) behind the records."""
 
-ROWS_TOGETHER = 64
-"""Rows that are not divided: an index block of a container."""
 AT_ONCE = 1 << 18
 """Weights of a turn, about: within less than a tenth of a millisecond the threads end."""
 _ADDRESS, _SIZE, _FIRST, _COUNT, _WEIGHTS, _SCALES = 0, 1, 2, 3, 4, 7
@@ -39,7 +38,7 @@ _INNER, _INNER_ENDED, _OUTER, _BAD = 0, 1, 2, 3
 
 @helper
 def rows_at_once(columns: Any) -> Any:
-    return max(1, AT_ONCE // (columns * ROWS_TOGETHER)) * ROWS_TOGETHER
+    return max(1, AT_ONCE // (columns * UNDIVIDED_ROWS)) * UNDIVIDED_ROWS
 
 
 @template

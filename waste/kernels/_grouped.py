@@ -19,7 +19,6 @@ from ._tiles import (
     PAIRS,
     ROWS,
     ROWS_TOGETHER,
-    add_both_products,
     add_products,
     add_scaled,
     clear,
@@ -124,12 +123,10 @@ def tile(
     e = f = (none, none, none, none, none, none, none, none)
     for i in range(0, count, 8):
         place = row + i * bits // 8
-        v = pair(load(data, place), load(data, place + next_row))
+        e = add_products(pair(load(data, place), load(data, place + next_row)), x, begin + i, width, e)
         if PAIRS == 2:
-            w = pair(load(data, place + 2 * next_row), load(data, place + 3 * next_row))
-            e, f = add_both_products(v, w, x, begin + i, width, e, f)
-        else:
-            e = add_products(v, x, begin + i, width, e)
+            third, fourth = load(data, place + 2 * next_row), load(data, place + 3 * next_row)
+            f = add_products(pair(third, fourth), x, begin + i, width, f)
     both = pair(scale(data, scales), scale(data, scales + next_scales))
     store_pairs(sums, at, add_scaled(e, both, load_pairs(sums, at)))
     if PAIRS == 2:

@@ -18,7 +18,6 @@ from ._tiles import (
     PAIRS,
     ROWS,
     ROWS_TOGETHER,
-    add_both_products,
     add_products,
     clear,
     load_pairs,
@@ -73,12 +72,9 @@ def tile(
     e = load_pairs(sums, at)
     f = load_pairs(sums, at + 128) if PAIRS == 2 else e
     for i in range(begin, end, 8):
-        v = pair(load(data, row), load(data, row + next_row))
+        e = add_products(pair(load(data, row), load(data, row + next_row)), x, i, width, e)
         if PAIRS == 2:
-            w = pair(load(data, row + 2 * next_row), load(data, row + 3 * next_row))
-            e, f = add_both_products(v, w, x, i, width, e, f)
-        else:
-            e = add_products(v, x, i, width, e)
+            f = add_products(pair(load(data, row + 2 * next_row), load(data, row + 3 * next_row)), x, i, width, f)
         row += 8 * size
     store_pairs(sums, at, e)
     if PAIRS == 2:

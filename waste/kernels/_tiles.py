@@ -92,37 +92,3 @@ def add_scaled(eight: Any, scale: Any, to: Any) -> Any:
         fma_wide(eight[6], scale, to[6]),
         fma_wide(eight[7], scale, to[7]),
     )
-
-
-@helper
-def add_both_products(v: Any, w: Any, x: Any, at: Any, width: Any, e: Any, f: Any) -> Any:
-    """The same for two pairs of rows, e's and f's: each input is loaded once."""
-    x0 = load_twice(x, at)
-    x1 = load_twice(x, at + width)
-    x2 = load_twice(x, at + 2 * width)
-    x3 = load_twice(x, at + 3 * width)
-    x4 = load_twice(x, at + 4 * width)
-    x5 = load_twice(x, at + 5 * width)
-    x6 = load_twice(x, at + 6 * width)
-    x7 = load_twice(x, at + 7 * width)
-    e = (
-        fma_wide(v, x0, e[0]),
-        fma_wide(v, x1, e[1]),
-        fma_wide(v, x2, e[2]),
-        fma_wide(v, x3, e[3]),
-        fma_wide(v, x4, e[4]),
-        fma_wide(v, x5, e[5]),
-        fma_wide(v, x6, e[6]),
-        fma_wide(v, x7, e[7]),
-    )
-    f = (
-        fma_wide(w, x0, f[0]),
-        fma_wide(w, x1, f[1]),
-        fma_wide(w, x2, f[2]),
-        fma_wide(w, x3, f[3]),
-        fma_wide(w, x4, f[4]),
-        fma_wide(w, x5, f[5]),
-        fma_wide(w, x6, f[6]),
-        fma_wide(w, x7, f[7]),
-    )
-    return e, f

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+UNDIVIDED_ROWS = 64
+"""Rows of an expert's matrix that one thread does at least: an index block of a container."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:

@@ -22,7 +22,7 @@ from ._experts import ARGUMENTS_WITH_BOOKS, answer, book_rows
 from ._f16 import f32_from_f16_bytes, splat_f16
 from ._jit import f32s, f32s2, helper, i64, i64s, kernel, u8s
 from ._lanes import fma, fold, load, prefetch, store, zero
-from ._tiles import PAIRS, ROWS_TOGETHER, add_both_products, add_products, clear, load_pairs, row_sum, store_pairs
+from ._tiles import PAIRS, ROWS_TOGETHER, add_products, clear, load_pairs, row_sum, store_pairs
 from ._wide import pair
 from .vectors import activate
 
@@ -108,12 +108,10 @@ def tile(
     e = load_pairs(sums, sums_at)
     f = load_pairs(sums, sums_at + 128) if PAIRS == 2 else e
     for i in range(begin, end, 8):
-        v = pair(vector(data, at, books), vector(data, at + next_row, books))
+        e = add_products(pair(vector(data, at, books), vector(data, at + next_row, books)), x, i, width, e)
         if PAIRS == 2:
-            w = pair(vector(data, at + 2 * next_row, books), vector(data, at + 3 * next_row, books))
-            e, f = add_both_products(v, w, x, i, width, e, f)
-        else:
-            e = add_products(v, x, i, width, e)
+            third, fourth = vector(data, at + 2 * next_row, books), vector(data, at + 3 * next_row, books)
+            f = add_products(pair(third, fourth), x, i, width, f)
         at += step
     store_pairs(sums, sums_at, e)
     if PAIRS == 2:

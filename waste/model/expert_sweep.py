@@ -180,7 +180,10 @@ class ExpertSweep:
         first, *others = self._tiles(item)
 
         def prepare(worker: int) -> None:
-            math.check(step.kernels, step.records, item.expert, data, placement, b.experts.found[worker])
+            if math.is_uniform:
+                math.check_header(step.records, item.expert, data, placement)  # `share` looks at the scales
+            else:
+                math.check(step.kernels, step.records, item.expert, data, placement, b.experts.found[worker])
             self._gather(first, (0, first.padded.size), worker)
 
         preparing = step.compute.start([Stage(FAMILY, [prepare])])

@@ -16,7 +16,7 @@ from waste.io.record import HEADER_BYTES, check_payload
 from waste.io.source import Bank
 from waste.kernels import KernelSet
 from waste.kernels.choices import SILU, SITU, SITU_UNCAPPED
-from waste.kernels.formats import BF16, F32, MXFP4
+from waste.kernels.formats import BF16, F32, MXFP4, UNDIVIDED_ROWS
 from waste.model.compute import split_range
 from waste.model.config import Activation
 from waste.model.scratch import FloatArray, IntArray, Scratch
@@ -25,8 +25,6 @@ from waste.model.trunk import Buffer
 Matrix = Literal["w1", "w3", "w2"]
 Rows = tuple[int, int]
 """The first, and the one after the last."""
-ROWS_TOGETHER = 64
-"""Rows that one thread does at least: an index block of a container."""
 
 
 ACTIVATIONS = {"silu": SILU, "situ": SITU}
@@ -204,7 +202,7 @@ class ExpertMath:
         known = self._parts.get(count)
         if known is None:
             sizes = self._record.gate.rows, self._record.down.rows
-            inner, outer = (split_range(rows, count, ROWS_TOGETHER) for rows in sizes)
+            inner, outer = (split_range(rows, count, UNDIVIDED_ROWS) for rows in sizes)
             known = self._parts[count] = inner, outer
         return known
 
@@ -238,7 +236,7 @@ class ExpertMath:
         # Whatever a damaged record says, sizes and places were the layout's; and threads that wait for the
         # interpreter here have their share behind them.
         for work, data, placement in group.members[part :: len(buffers.x)]:
-            self._check_header(work.expert, data, placement.starts, verify=use.verify)
+            self.check_header(use, work.expert, data, placement)
 
     def share(
         self,
@@ -290,7 +288,7 @@ class ExpertMath:
         self, kernels: KernelSet, use: RecordUse, expert: int, data: Buffer, placement: Placement, found: IntArray
     ) -> None:
         """Raise DamagedError if the record is not what the source promised, or a scale of it is not a number."""
-        self._check_header(expert, data, placement.starts, verify=use.verify)
+        self.check_header(use, expert, data, placement)
         for matrix in self._record.matrices:
             self._check_scales(kernels, expert, matrix, data, placement.starts, found)
 
@@ -344,14 +342,15 @@ class ExpertMath:
             product = kernels.codebook_formats[matrix.format].product
             product(data, at, scale_at, matrix.columns, *rows, block, books, x, y)
 
-    def _check_header(self, expert: int, data: Buffer, starts: Sequence[int], *, verify: bool) -> None:
+    def check_header(self, use: RecordUse, expert: int, data: Buffer, placement: Placement) -> None:
+        """Raise DamagedError if the record is not what the source promised; its scales are not looked at."""
         header = self._bank.header
         if header is None:
             return
-        begin = starts[self._record.header]
+        begin = placement.starts[self._record.header]
         try:
             checksum = header.check(data[begin : begin + HEADER_BYTES], expert)
-            if verify:
+            if use.verify:
                 check_payload(data[begin + HEADER_BYTES : begin + header.end], checksum)
         except DamagedError as error:
             raise DamagedError(f"layer {self._layer}, expert {expert}: {error}") from error

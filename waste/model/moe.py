@@ -196,7 +196,7 @@ class MoeLayer:
                 if self._moe.latent_size is not None:
                     await step.walk.products(Target(self._prefix + "routed_expert_down_proj.weight", x, b.latent))
                 if step.tokens > 1:
-                    step.by_token(partial(self._choose, step, choice))
+                    self.route(step, choice)
                 step.backlog.keep()
 
             def sort(worker: int) -> None:
@@ -214,19 +214,8 @@ class MoeLayer:
     def _choose(self, step: Step, b: RouteBuffers, first: int, last: int) -> None:
         moe = self._moe
         router = ROUTERS[moe.router_activation]
-        step.kernels.route(
-            b.logits,
-            b.bias,
-            router,
-            moe.groups,
-            moe.topk_groups,
-            moe.renormalize,
-            moe.scaling,
-            b.ids,
-            b.weights,
-            first,
-            last,
-        )
+        rule = (router, moe.groups, moe.topk_groups, moe.renormalize, moe.scaling)
+        step.kernels.route(b.logits, b.bias, *rule, b.ids, b.weights, first, last)
 
     async def _add_shared(
         self, step: Step, x: FloatArray, y: FloatArray, b: _Buffers, half_done: Callable[[], None]

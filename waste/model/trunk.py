@@ -127,8 +127,7 @@ class TrunkWalk:
 
     async def vectors(self, *targets: tuple[str, FloatArray]) -> None:
         """Add: widen whole tensors to float32 into 1-D arrays, which may be longer than the tensor."""
-        arrays = dict(targets)
-        await self._sweep(list(arrays), lambda held: [self._widen(held, arrays)])
+        await self.products(vectors=targets)
 
     async def products(self, *targets: Target, vectors: Sequence[tuple[str, FloatArray]] = ()) -> None:
         """Add the products of tensors that follow each other in the walk; none of them needs another one's outcome.
@@ -139,7 +138,7 @@ class TrunkWalk:
 
         def jobs(held: Held) -> list[Job]:
             matrices, rest = _only(held, by_name), _only(held, arrays)
-            # The longest last: the others fill up beside it.
+            # The one job first, so that the threads end together with parts of the others.
             widen = [self._widen(rest, arrays)] if rest else []
             return widen + (self._shares(matrices, by_name) if matrices else [])
 

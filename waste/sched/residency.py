@@ -288,7 +288,7 @@ class Residency:
             raise RuntimeError(f"the cache broke: {'; '.join(broken)}")
 
     def _join(self, claim: Claim, record: Record, actions: Actions) -> None:
-        if record.state is RESIDENT or record.state is PINNED:
+        if record.is_whole:
             self._hits += 1
             self._table.pin(record)
             claim.ready.append(record)

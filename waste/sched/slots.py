@@ -75,15 +75,7 @@ class SlotTable(Generic[S]):
 
     def pin(self, slot: S) -> None:
         """One user more. Raises RuntimeError unless the slot is RESIDENT or PINNED."""
-        if slot.state is RESIDENT:
-            # As `move` would, in half the time: every hit passes here.
-            counts = self._counts
-            counts[RESIDENT] -= 1
-            pinned = counts[PINNED] = counts[PINNED] + 1
-            if pinned > self._peaks[PINNED]:
-                self._peaks[PINNED] = pinned
-            slot.state = PINNED
-        elif slot.state is not PINNED:
+        if slot.state is not PINNED:
             self.move(slot, PINNED)
         slot.pins += 1
 

@@ -92,9 +92,7 @@ def format_kernels(
     ) -> None:  # fmt: skip
         """answers = w2·act(w1·x, w3·x) of several experts."""
 
-        def multiply(
-            data: Bytes, places: Integers, matrix: int, columns: int, rows: int, x: Floats, y: Floats
-        ) -> None:  # fmt: skip
+        def multiply(data: Bytes, places: Integers, matrix: int, columns: int, rows: int, x: Floats, y: Floats) -> None:
             product(data, int(places[matrix]), int(places[3 + matrix]), columns, 0, rows, x, y, 0)
 
         inner = gate.shape[1] * form.scale_bytes(x.shape[1])

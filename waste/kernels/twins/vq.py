@@ -69,9 +69,7 @@ def codebook_kernels(
     ) -> None:  # fmt: skip
         """answers = w2·act(w1·x, w3·x) of several experts."""
 
-        def multiply(
-            data: Bytes, places: Integers, matrix: int, columns: int, rows: int, x: Floats, y: Floats
-        ) -> None:  # fmt: skip
+        def multiply(data: Bytes, places: Integers, matrix: int, columns: int, rows: int, x: Floats, y: Floats) -> None:
             place = (int(places[matrix]), int(places[3 + matrix]), columns, 0, rows)
             product(data, *place, block, books[matrix], x, y)
 
