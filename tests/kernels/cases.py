@@ -407,4 +407,6 @@ def _combine(rng: np.random.Generator) -> Labelled:
 def _accumulate(rng: np.random.Generator) -> Labelled:
     tokens = np.array([4, 0, 2], np.int64)
     yield "all", (normal(rng, 3, 24), tokens, normal(rng, 3), normal(rng, 5, 24), 0, 24)
+    again = np.array([4, 0, 4, 4], np.int64)
+    yield "a-token-more-than-once", (normal(rng, 4, 24), again, normal(rng, 4), normal(rng, 5, 24), 0, 24)
     yield "padded-and-some-columns", (normal(rng, 8, 24), tokens, normal(rng, 3), normal(rng, 5, 24), 8, 16)

@@ -7,6 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from waste.kernels._tiles import INPUTS, TOKENS
+from waste.kernels._tiles import ROWS as BLOCK_ROWS
 from waste.kernels.kernel_set import Kernel
 
 from . import canonical
@@ -110,6 +112,37 @@ def test_a_token_alone_has_the_bits_it_has_in_a_tile(name: str, width: int, comp
             tile = np.empty((tokens, ROWS), np.float32)
             product(rows.data, rows.at, rows.scale_at, width, 0, ROWS, x[begin : begin + tokens], tile, 0)
             assert tile.tobytes() == alone[begin : begin + tokens].tobytes()
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, TOKENS + 7, 2 * TOKENS + 9])
+@pytest.mark.parametrize("name", WIDTHS)
+def test_a_product_of_many_blocks_has_the_bits_of_its_tokens(
+    name: str, tokens: int, compiled: dict[str, Kernel]
+) -> None:
+    product, rng = compiled[f"{name}.product"], np.random.default_rng(7)
+    rows, width = 2 * BLOCK_ROWS + 5, 2 * INPUTS + 72
+    stored = random_rows(rng, name, rows, width)
+    x, together, alone = normal(rng, tokens, width), *(np.empty((tokens, rows), np.float32) for _ in range(2))
+    product(stored.data, stored.at, stored.scale_at, width, 0, rows, x, together, 0)
+    for t in range(tokens):
+        product(stored.data, stored.at, stored.scale_at, width, 0, rows, x[t : t + 1], alone[t : t + 1], 0)
+    assert together.tobytes() == alone.tobytes()
+
+
+@pytest.mark.parametrize("block", [0, 64, 20])
+@pytest.mark.parametrize("name", VECTOR_FORMATS)
+def test_sums_of_vectors_of_many_blocks_have_the_bits_of_their_tokens(
+    name: str, block: int, compiled: dict[str, Kernel]
+) -> None:
+    product, rng = compiled[f"{name}.product"], np.random.default_rng(8)
+    rows, width, tokens = 69, 2 * INPUTS + 72, TOKENS + 7
+    stored, books = random_vectors(rng, name, rows, width, block)
+    place = (stored.data, stored.at, stored.scale_at, width, 3, rows, block, books)
+    x, together, alone = normal(rng, tokens, width), *(np.zeros((tokens, rows), np.float32) for _ in range(2))
+    product(*place, x, together)
+    for t in range(tokens):
+        product(*place, x[t : t + 1], alone[t : t + 1])
+    assert together.tobytes() == alone.tobytes()
 
 
 @pytest.mark.parametrize("name", WIDTHS)

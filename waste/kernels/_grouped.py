@@ -12,41 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ._jit import f32, helper
+from ._jit import helper
 from ._lanes import element, first, fma, fold, lane, splat, store, zero
 from ._lanes import load as load_x
-from ._tiles import (
-    PAIRS,
-    ROWS,
-    ROWS_TOGETHER,
-    add_products,
-    add_scaled,
-    clear,
-    load_pairs,
-    row_sum,
-    store_pairs,
-)
-from ._wide import pair, splat_wide
-
-
-@helper
-def four_tokens(
-    load: Any, scale: Any, bits: Any, group: Any, scale_bytes: Any,
-    data: Any, row: Any, scales: Any, columns: Any, x: Any, x_at: Any, width: Any,
-) -> Any:  # fmt: skip
-    """One row times four tokens: each weight is expanded once, each token keeps its own lanes."""
-    a, b, c, d = zero(), zero(), zero(), zero()
-    for begin in range(0, columns, group):
-        ga, gb, gc, gd = zero(), zero(), zero(), zero()
-        for i in range(begin, min(begin + group, columns), 8):
-            w = load(data, row + i * bits // 8)
-            ga = fma(w, load_x(x, x_at + i), ga)
-            gb = fma(w, load_x(x, x_at + width + i), gb)
-            gc = fma(w, load_x(x, x_at + 2 * width + i), gc)
-            gd = fma(w, load_x(x, x_at + 3 * width + i), gd)
-        s = scale(data, scales + begin // group * scale_bytes)
-        a, b, c, d = fma(ga, s, a), fma(gb, s, b), fma(gc, s, c), fma(gd, s, d)
-    return fold(a), fold(b), fold(c), fold(d)
+from ._tiles import INPUTS, PAIRS, ROWS, ROWS_TOGETHER, TOKENS, add_block, clear_sums, floats, take_sums
+from ._wide import pair, store_wide
 
 
 @helper
@@ -114,54 +84,56 @@ def one_row(
 
 
 @helper
-def tile(
-    load: Any, scale: Any, bits: Any, scales: Any, next_scales: Any, data: Any, row: Any, next_row: Any, count: Any,
-    x: Any, begin: Any, width: Any, sums: Any, at: Any,
+def widen_block(
+    load: Any, scale: Any, bits: Any, group: Any, scale_bytes: Any, data: Any, at: Any, next_row: Any, scale_at: Any,
+    next_scales: Any, rows: Any, count: Any, weights: Any, scales: Any,
 ) -> None:  # fmt: skip
-    """`count` weights of a group of `ROWS_TOGETHER` rows times eight tokens, scaled and added to their sums."""
-    none = splat_wide(f32(0.0))
-    e = f = (none, none, none, none, none, none, none, none)
-    for i in range(0, count, 8):
-        place = row + i * bits // 8
-        e = add_products(pair(load(data, place), load(data, place + next_row)), x, begin + i, width, e)
-        if PAIRS == 2:
-            third, fourth = load(data, place + 2 * next_row), load(data, place + 3 * next_row)
-            f = add_products(pair(third, fourth), x, begin + i, width, f)
-    both = pair(scale(data, scales), scale(data, scales + next_scales))
-    store_pairs(sums, at, add_scaled(e, both, load_pairs(sums, at)))
-    if PAIRS == 2:
-        both = pair(scale(data, scales + 2 * next_scales), scale(data, scales + 3 * next_scales))
-        store_pairs(sums, at + 128, add_scaled(f, both, load_pairs(sums, at + 128)))
+    """The unscaled weights of `rows` rows and `count` inputs and their scales, as `add_block` takes them."""
+    to = scales_to = 0
+    for r in range(0, rows, ROWS_TOGETHER):
+        place = at + r * next_row
+        for _ in range(0, count, 8):
+            store_wide(weights, to, pair(load(data, place), load(data, place + next_row)))
+            if PAIRS == 2:
+                third, fourth = load(data, place + 2 * next_row), load(data, place + 3 * next_row)
+                store_wide(weights, to + 16, pair(third, fourth))
+            place += bits
+            to += 8 * ROWS_TOGETHER
+        place = scale_at + r * next_scales
+        for _ in range(0, count, group):
+            for pair_at in range(0, ROWS_TOGETHER, 2):
+                one = place + pair_at * next_scales
+                both = pair(scale(data, one), scale(data, one + next_scales))
+                store_wide(scales, scales_to + 8 * pair_at, both)
+            place += scale_bytes
+            scales_to += 8 * ROWS_TOGETHER
 
 
 @helper
-def multiply_tile(
+def several_tokens(
     load: Any, scale: Any, bits: Any, group: Any, scale_bytes: Any,
-    data: Any, at: Any, scale_at: Any, columns: Any, begin: Any, end: Any, x: Any, t: Any, y: Any, y_column: Any,
-    sums: Any,
+    data: Any, at: Any, scale_at: Any, columns: Any, first: Any, last: Any, x: Any, y: Any, y_column: Any,
+    t: Any, tokens: Any, weights: Any, scales: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """`multiply` for eight tokens from t on and a multiple of `ROWS_TOGETHER` rows; `sums` holds those of `ROWS` rows.
-
-    Group after group, whose inputs stay in the first-level cache while a block of rows goes over them.
-    """
+    """y[t + j, y_column + r] for so many tokens and the rows first ≤ r < last, a multiple of `ROWS_TOGETHER`."""
     width = x.shape[1]
     groups = (columns + group - 1) // group
     row_bytes, row_scales = groups * group * bits // 8, groups * scale_bytes
-    for block in range(begin, end, ROWS):
-        stop = min(block + ROWS, end)
-        clear(sums, stop - block)
-        for g in range(groups):
-            count, x_at = min(group, columns - g * group), t * width + g * group
-            for r in range(block, stop, ROWS_TOGETHER):
-                row = at + row_bytes * r + g * group * bits // 8
-                scales = scale_at + row_scales * r + g * scale_bytes
-                to = (r - block) * 64
-                tile(
-                    load, scale, bits, scales, row_scales, data, row, row_bytes, count, x, x_at, width, sums, to
-                )  # fmt: skip
-        for r in range(block, stop):
-            for j in range(8):
-                y[t + j, y_column + r] = row_sum(sums, r - block, j)
+    for r in range(first, last, ROWS):
+        rows = min(ROWS, last - r)
+        clear_sums(sums, rows, tokens)
+        for i in range(0, columns, INPUTS):
+            count = min(columns - i, INPUTS)
+            place, scale_place = (
+                at + r * row_bytes + i * bits // 8,
+                scale_at + r * row_scales + i // group * scale_bytes,
+            )
+            widen_block(
+                load, scale, bits, group, scale_bytes,
+                data, place, row_bytes, scale_place, row_scales, rows, count, weights, scales,
+            )  # fmt: skip
+            add_block(weights, scales, group, rows, count, x, t * width + i, width, tokens, sums)
+        take_sums(sums, group, rows, tokens, y, t, y_column + r)
 
 
 @helper
@@ -173,15 +145,6 @@ def multiply(
     tokens, width = x.shape
     groups = (columns + group - 1) // group
     row_bytes, row_scales = groups * group * bits // 8, groups * scale_bytes
-    paired = begin + (end - begin) // ROWS_TOGETHER * ROWS_TOGETHER
-    tiled = tokens // 8 * 8
-    if tiled:
-        sums = np.empty(64 * ROWS, np.float32)
-        for t in range(0, tiled, 8):
-            multiply_tile(
-                load, scale, bits, group, scale_bytes,
-                data, at, scale_at, columns, begin, paired, x, t, y, y_column, sums,
-            )  # fmt: skip
     r = begin
     if tokens == 1:
         widened = np.empty(4 * groups, np.float32)
@@ -192,17 +155,19 @@ def multiply(
                 load, bits, group, data, row, widened, columns, x
             )
             r += 4
+    else:
+        r += (end - begin) // ROWS_TOGETHER * ROWS_TOGETHER
+        weights, scales, sums = floats(ROWS * INPUTS), floats(8 * ROWS * INPUTS // group), floats(8 * ROWS * TOKENS)
+        for t in range(0, tokens, TOKENS):
+            some = min(TOKENS, tokens - t)
+            several_tokens(
+                load, scale, bits, group, scale_bytes,
+                data, at, scale_at, columns, begin, r, x, y, y_column, t, some, weights, scales, sums,
+            )  # fmt: skip
     while r < end:
-        row, scales, out = at + row_bytes * r, scale_at + row_scales * r, y_column + r
-        t = tiled if r < paired else 0
-        while t + 4 <= tokens:
-            y[t, out], y[t + 1, out], y[t + 2, out], y[t + 3, out] = four_tokens(
-                load, scale, bits, group, scale_bytes, data, row, scales, columns, x, t * width, width
-            )
-            t += 4
-        while t < tokens:
-            y[t, out] = one_row(load, scale, bits, group, scale_bytes, data, row, scales, columns, x, t * width)
-            t += 1
+        row, scales_of_row, out = at + row_bytes * r, scale_at + row_scales * r, y_column + r
+        for t in range(tokens):
+            y[t, out] = one_row(load, scale, bits, group, scale_bytes, data, row, scales_of_row, columns, x, t * width)
         r += 1
 
 

@@ -8,36 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ._jit import helper
 from ._lanes import element, fma, fold, splat, store, zero
 from ._lanes import load as load_x
-from ._tiles import (
-    INPUTS,
-    PAIRS,
-    ROWS,
-    ROWS_TOGETHER,
-    add_products,
-    clear,
-    load_pairs,
-    row_sum,
-    store_pairs,
-)
-from ._wide import pair
-
-
-@helper
-def four_tokens(load: Any, size: Any, data: Any, row: Any, columns: Any, x: Any, x_at: Any, width: Any) -> Any:
-    """One row times four tokens: each weight is loaded once, each token keeps its own lanes."""
-    a, b, c, d = zero(), zero(), zero(), zero()
-    for i in range(0, columns, 8):
-        w = load(data, row + size * i)
-        a = fma(w, load_x(x, x_at + i), a)
-        b = fma(w, load_x(x, x_at + width + i), b)
-        c = fma(w, load_x(x, x_at + 2 * width + i), c)
-        d = fma(w, load_x(x, x_at + 3 * width + i), d)
-    return fold(a), fold(b), fold(c), fold(d)
+from ._tiles import INPUTS, PAIRS, ROWS, ROWS_TOGETHER, TOKENS, add_block, clear_sums, floats, take_sums
+from ._wide import pair, store_wide
 
 
 @helper
@@ -64,44 +39,35 @@ def one_row(load: Any, size: Any, data: Any, row: Any, columns: Any, x: Any, x_a
 
 
 @helper
-def tile(
-    load: Any, size: Any, data: Any, row: Any, next_row: Any, x: Any, begin: Any, end: Any, width: Any, sums: Any,
-    at: Any,
-) -> None:  # fmt: skip
-    """`ROWS_TOGETHER` rows times inputs `begin` to `end` of eight tokens, added to their sums."""
-    e = load_pairs(sums, at)
-    f = load_pairs(sums, at + 128) if PAIRS == 2 else e
-    for i in range(begin, end, 8):
-        e = add_products(pair(load(data, row), load(data, row + next_row)), x, i, width, e)
-        if PAIRS == 2:
-            f = add_products(pair(load(data, row + 2 * next_row), load(data, row + 3 * next_row)), x, i, width, f)
-        row += 8 * size
-    store_pairs(sums, at, e)
-    if PAIRS == 2:
-        store_pairs(sums, at + 128, f)
+def widen_block(load: Any, size: Any, data: Any, at: Any, next_row: Any, rows: Any, count: Any, weights: Any) -> None:
+    """The weights of `rows` rows and `count` inputs, as `add_block` takes them."""
+    to = 0
+    for r in range(0, rows, ROWS_TOGETHER):
+        place = at + r * next_row
+        for _ in range(0, count, 8):
+            store_wide(weights, to, pair(load(data, place), load(data, place + next_row)))
+            if PAIRS == 2:
+                third, fourth = load(data, place + 2 * next_row), load(data, place + 3 * next_row)
+                store_wide(weights, to + 16, pair(third, fourth))
+            place += 8 * size
+            to += 8 * ROWS_TOGETHER
 
 
 @helper
-def multiply_tile(
-    load: Any, size: Any, data: Any, at: Any, columns: Any, first: Any, last: Any, x: Any, t: Any, y: Any,
-    y_column: Any, sums: Any,
+def several_tokens(
+    load: Any, size: Any, data: Any, at: Any, columns: Any, first: Any, last: Any, x: Any, y: Any, y_column: Any,
+    t: Any, tokens: Any, weights: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """`multiply` for eight tokens from t on and a multiple of `ROWS_TOGETHER` rows; `sums` holds those of `ROWS` rows.
-
-    Inputs in blocks that stay in the first-level cache while a group of rows goes over them.
-    """
-    width = x.shape[1]
-    for group in range(first, last, ROWS):
-        end = min(group + ROWS, last)
-        clear(sums, end - group)
+    """y[t + j, y_column + r] for so many tokens and the rows first ≤ r < last, a multiple of `ROWS_TOGETHER`."""
+    width, next_row = x.shape[1], size * columns
+    for r in range(first, last, ROWS):
+        rows = min(ROWS, last - r)
+        clear_sums(sums, rows, tokens)
         for i in range(0, columns, INPUTS):
-            begin, to = t * width + i, t * width + min(columns, i + INPUTS)
-            for r in range(group, end, ROWS_TOGETHER):
-                row = at + size * (columns * r + i)
-                tile(load, size, data, row, size * columns, x, begin, to, width, sums, (r - group) * 64)
-        for r in range(group, end):
-            for j in range(8):
-                y[t + j, y_column + r] = row_sum(sums, r - group, j)
+            count = min(columns - i, INPUTS)
+            widen_block(load, size, data, at + r * next_row + size * i, next_row, rows, count, weights)
+            add_block(weights, weights, 0, rows, count, x, t * width + i, width, tokens, sums)
+        take_sums(sums, 0, rows, tokens, y, t, y_column + r)
 
 
 @helper
@@ -110,28 +76,21 @@ def multiply(
 ) -> None:
     """y[t, y_column + r] = Σ_i W[r, i]·x[t, i] for every token t and the rows first ≤ r < last."""
     tokens, width = x.shape
-    paired = first + (last - first) // ROWS_TOGETHER * ROWS_TOGETHER
-    tiled = tokens // 8 * 8
-    if tiled:
-        sums = np.empty(64 * ROWS, np.float32)
-        for t in range(0, tiled, 8):
-            multiply_tile(load, size, data, at, columns, first, paired, x, t, y, y_column, sums)
     r = first
-    while tokens == 1 and r + 4 <= last:
-        row, out = at + size * columns * r, y_column + r
-        y[0, out], y[0, out + 1], y[0, out + 2], y[0, out + 3] = four_rows(load, size, data, row, columns, x)
-        r += 4
+    if tokens == 1:
+        while r + 4 <= last:
+            row, out = at + size * columns * r, y_column + r
+            y[0, out], y[0, out + 1], y[0, out + 2], y[0, out + 3] = four_rows(load, size, data, row, columns, x)
+            r += 4
+    else:
+        r += (last - first) // ROWS_TOGETHER * ROWS_TOGETHER
+        weights, sums = floats(ROWS * INPUTS), floats(8 * ROWS * TOKENS)
+        for t in range(0, tokens, TOKENS):
+            some = min(TOKENS, tokens - t)
+            several_tokens(load, size, data, at, columns, first, r, x, y, y_column, t, some, weights, sums)
     while r < last:
-        row, out = at + size * columns * r, y_column + r
-        t = tiled if r < paired else 0
-        while t + 4 <= tokens:
-            y[t, out], y[t + 1, out], y[t + 2, out], y[t + 3, out] = four_tokens(
-                load, size, data, row, columns, x, t * width, width
-            )
-            t += 4
-        while t < tokens:
-            y[t, out] = one_row(load, size, data, row, columns, x, t * width)
-            t += 1
+        for t in range(tokens):
+            y[t, y_column + r] = one_row(load, size, data, at + size * columns * r, columns, x, t * width)
         r += 1
 
 

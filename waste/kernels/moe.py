@@ -102,7 +102,7 @@ def route(
 
 @kernel(f32s2, i64s, f32s, f32s2, i64, i64)
 def accumulate(answers: Any, tokens: Any, weights: Any, y: Any, column: int, last_column: int) -> None:
-    """y[tokens[i]] += weights[i]·answers[i] in these columns, multiples of eight, for every i."""
+    """y[tokens[i]] += weights[i]·answers[i] in these columns, multiples of eight, for every i, ascending."""
     width = y.shape[1]
     for i in range(tokens.size):
         weight = splat(weights[i])

@@ -22,15 +22,13 @@ from ._experts import ARGUMENTS_WITH_BOOKS, answer, book_rows
 from ._f16 import f32_from_f16_bytes, splat_f16
 from ._jit import f32s, f32s2, helper, i64, i64s, kernel, u8s
 from ._lanes import fma, fold, load, prefetch, store, zero
-from ._tiles import PAIRS, ROWS_TOGETHER, add_products, clear, load_pairs, row_sum, store_pairs
-from ._wide import pair
+from ._tiles import INPUTS, PAIRS, ROWS, ROWS_TOGETHER, TOKENS, add_block, clear_sums, floats, take_sums
+from ._wide import pair, store_wide
 from .vectors import activate
 
 _TILE = 32
 """Positions that all rows of a group go through before any goes on: memory is then read in the order it lies in,
 inside index blocks as well, and each row's eight sums wait in the first-level cache."""
-_TILE_ROWS, _TILE_INPUTS = 32, 256
-"""Rows and inputs of eight tokens that share that cache with the codebooks."""
 _GROUP = 64
 """Rows of a group, a multiple of eight."""
 
@@ -73,9 +71,9 @@ def eight_rows(
 @helper
 def one_token(
     vector: Any, size: Any, data: Any, at: Any, columns: Any, first: Any, last: Any, block: Any, books: Any,
-    x: Any, x_at: Any, y: Any, t: Any, sums: Any,
+    x: Any, y: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """y[t, r] without scales for the rows first ≤ r < last; `sums` holds eight float32 for each row of a group."""
+    """y[0, r] without scales for the rows first ≤ r < last; `sums` holds eight float32 for each row of a group."""
     step = size * max(block, 1)
     next_row = size if block else size * (columns // 8)
     r = first
@@ -91,62 +89,57 @@ def one_token(
             end = min(columns, i + 8 * _TILE)
             for j in range(0, whole, 8):
                 tile = begin + i // 8 * step + j * next_row
-                eight_rows(vector, data, tile, step, next_row, books, x, x_at + i, x_at + end, sums, 8 * j)
+                eight_rows(vector, data, tile, step, next_row, books, x, i, end, sums, 8 * j)
         for j in range(whole):
-            y[t, r + j] = fold(load(sums, 8 * j))
+            y[0, r + j] = fold(load(sums, 8 * j))
         for j in range(whole, rows):
-            y[t, r + j] = one_row(vector, data, begin + j * next_row, step, columns, books, x, x_at)
+            y[0, r + j] = one_row(vector, data, begin + j * next_row, step, columns, books, x, 0)
         r += rows
 
 
 @helper
-def tile(
-    vector: Any, data: Any, at: Any, step: Any, next_row: Any, books: Any, x: Any, begin: Any, end: Any, width: Any,
-    sums: Any, sums_at: Any,
-) -> None:  # fmt: skip
-    """`ROWS_TOGETHER` rows times inputs `begin` to `end` of eight tokens, added to their sums."""
-    e = load_pairs(sums, sums_at)
-    f = load_pairs(sums, sums_at + 128) if PAIRS == 2 else e
-    for i in range(begin, end, 8):
-        e = add_products(pair(vector(data, at, books), vector(data, at + next_row, books)), x, i, width, e)
-        if PAIRS == 2:
-            third, fourth = vector(data, at + 2 * next_row, books), vector(data, at + 3 * next_row, books)
-            f = add_products(pair(third, fourth), x, i, width, f)
-        at += step
-    store_pairs(sums, sums_at, e)
-    if PAIRS == 2:
-        store_pairs(sums, sums_at + 128, f)
+def widen_block(
+    vector: Any, data: Any, at: Any, step: Any, next_row: Any, books: Any, rows: Any, count: Any, weights: Any
+) -> None:
+    """The weights of `rows` rows and `count` inputs, without scales, as `add_block` takes them."""
+    to = 0
+    for r in range(0, rows, ROWS_TOGETHER):
+        place = at + r * next_row
+        for _ in range(0, count, 8):
+            store_wide(weights, to, pair(vector(data, place, books), vector(data, place + next_row, books)))
+            if PAIRS == 2:
+                third, fourth = place + 2 * next_row, place + 3 * next_row
+                store_wide(weights, to + 16, pair(vector(data, third, books), vector(data, fourth, books)))
+            place += step
+            to += 8 * ROWS_TOGETHER
 
 
 @helper
-def eight_tokens(
+def several_tokens(
     vector: Any, size: Any, data: Any, at: Any, columns: Any, first: Any, last: Any, block: Any, books: Any,
-    x: Any, t: Any, y: Any, sums: Any,
+    x: Any, y: Any, t: Any, tokens: Any, weights: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """y[t + j, r] without scales for eight tokens and the rows first ≤ r < last; `sums` holds 64 float32 for each."""
+    """y[t + j, r] without scales for so many tokens and the rows first ≤ r < last."""
     step = size * max(block, 1)
     next_row = size if block else size * (columns // 8)
     width = x.shape[1]
     r = first
     while r < last:
-        rows = min(_TILE_ROWS, last - r)
+        rows = min(ROWS, last - r)
         if block:
             rows = min(rows, block - r % block)
-        paired = rows // ROWS_TOGETHER * ROWS_TOGETHER
+        whole = rows // ROWS_TOGETHER * ROWS_TOGETHER
         begin = first_index(at, columns, block, r, size)
-        clear(sums, paired)
-        for i in range(0, columns, _TILE_INPUTS):
-            x_at, count = t * width + i, min(columns - i, _TILE_INPUTS)
-            for j in range(0, paired, ROWS_TOGETHER):
-                place = begin + i // 8 * step + j * next_row
-                tile(vector, data, place, step, next_row, books, x, x_at, x_at + count, width, sums, 64 * j)
-        for j in range(paired):
-            for i in range(8):
-                y[t + i, r + j] = row_sum(sums, j, i)
-        for j in range(paired, rows):
-            for i in range(8):
+        clear_sums(sums, whole, tokens)
+        for i in range(0, columns, INPUTS):
+            count = min(columns - i, INPUTS)
+            widen_block(vector, data, begin + i // 8 * step, step, next_row, books, whole, count, weights)
+            add_block(weights, weights, 0, whole, count, x, t * width + i, width, tokens, sums)
+        take_sums(sums, 0, whole, tokens, y, t, r)
+        for j in range(whole, rows):
+            for k in range(t, t + tokens):
                 row = begin + j * next_row
-                y[t + i, r + j] = one_row(vector, data, row, step, columns, books, x, (t + i) * width)
+                y[k, r + j] = one_row(vector, data, row, step, columns, books, x, k * width)
         r += rows
 
 
@@ -165,17 +158,18 @@ def multiply(
     vector: Any, size: Any, data: Any, at: Any, scale_at: Any, columns: Any, first: Any, last: Any, block: Any,
     books: Any, x: Any, y: Any,
 ) -> None:  # fmt: skip
-    """y[t, r] = Σ_i W[r, i]·x[t, i] for every token t and the rows first ≤ r < last; `size`: bytes of eight weights.
-
-    Tokens go in tiles of eight; those left over go one by one.
-    """
-    tokens, width = x.shape
-    tiled = tokens // 8 * 8
-    sums = np.empty(max(64 * _TILE_ROWS if tiled else 0, 8 * _GROUP), np.float32)
-    for t in range(0, tiled, 8):
-        eight_tokens(vector, size, data, at, columns, first, last, block, books, x, t, y, sums)
-    for t in range(tiled, tokens):
-        one_token(vector, size, data, at, columns, first, last, block, books, x, t * width, y, t, sums)
+    """y[t, r] = Σ_i W[r, i]·x[t, i] for every token t and the rows first ≤ r < last; `size`: bytes of eight weights."""
+    tokens = x.shape[0]
+    if tokens == 1:
+        sums = np.empty(8 * _GROUP, np.float32)
+        one_token(vector, size, data, at, columns, first, last, block, books, x, y, sums)
+    else:
+        weights, sums = floats(ROWS * INPUTS), floats(8 * ROWS * TOKENS)
+        for t in range(0, tokens, TOKENS):
+            some = min(TOKENS, tokens - t)
+            several_tokens(
+                vector, size, data, at, columns, first, last, block, books, x, y, t, some, weights, sums
+            )  # fmt: skip
     for r in range(first, last):
         scale = f32_from_f16_bytes(data, scale_at + 2 * r)
         for t in range(tokens):

@@ -1,15 +1,16 @@
-"""The experts of one layer for many tokens: in ascending order, each by all threads, added up where the sum belongs.
+"""The experts of one layer for many tokens: in ascending order, by all threads, added up where the sum belongs.
 
 A chunk needs most of a layer's experts, and each for many tokens. Their records are read in the order they lie in, a
-window ahead of the work, and every thread does a part of the rows. Expert after expert adds to the sum of its tokens,
-which is the order in which a single token's experts are summed.
+window ahead of the work. What has come is answered together, as many choices as stay in the cache, and every thread
+does a part of the rows. Expert after expert adds to the sum of its tokens, which is the order in which a single
+token's experts are summed.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
@@ -17,8 +18,8 @@ import numpy as np
 
 from waste.io.extents import Placement
 from waste.kernels.workers import Job, Stage
-from waste.model.compute import PARTS, Mark, Started, split_range
-from waste.model.expert_run import FAMILY, wait_for_records
+from waste.model.compute import Mark, Started
+from waste.model.expert_run import FAMILY, expert_named, wait_for_records
 from waste.model.experts import ExpertBuffers, ExpertMath, ExpertWork, Rows, expert_key
 from waste.model.scratch import FloatArray, IntArray, Scratch
 from waste.model.step import Step
@@ -27,35 +28,33 @@ from waste.sched.cache import ExpertCache
 from waste.sched.lease import Lease
 
 TILE = 128
-"""Tokens that an expert answers at a time; what it takes to stay in the second-level cache."""
-TOKENS_TOGETHER = 8
-"""Kernels share each weight among so many tokens, so that many are made up."""
-
+"""Choices that are answered at a time; what it takes to stay in the second-level cache."""
 AHEAD = 3
-"""Experts that have been handed over: one that has ended, one that is computed, one to go on with."""
+"""Tiles that have been handed over: one that has ended, one that is computed, one to go on with."""
 
 Record = tuple[Buffer, Placement]
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Some tokens that an expert answers together: which, with which weights, filled up to `padded`, and their `x`.
+    """Choices that are answered together, of one expert or of several that follow each other.
 
-    answers: where they go, and are added up when the next tile is begun.
+    members: their work in the tile, in which choices stand for tokens, and their records. tokens, weights: of each
+    choice. x: its token's input. answers: where they go, and are added up when the next tile is begun.
     """
 
+    members: Sequence[tuple[ExpertWork, Buffer, Placement]]
     tokens: IntArray
     weights: FloatArray
-    padded: IntArray
     x: FloatArray
     answers: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """An expert on the compute threads. ending: its last job has begun."""
+    """A tile on the compute threads. ending: its last job has begun. keys: records nobody needs after it."""
 
-    key: Hashable
+    keys: Sequence[Hashable]
     preparing: Started
     computing: Started
     ending: Mark
@@ -63,15 +62,15 @@ class _UnderWay:
 
 @dataclass(frozen=True, slots=True)
 class SweepBuffers:
-    """For up to `TILE` tokens, rounded up to those that kernels take together: T."""
+    """For up to `TILE` choices: T."""
 
     x: FloatArray  # [AHEAD, T, input]
     experts: ExpertBuffers  # for T choices; inputs are gathered in x
     answers: FloatArray  # [2, T, input]: of one tile while those of the one before are added up
 
     @staticmethod
-    def take(scratch: Scratch, threads: int, tokens: int, input_size: int, width: int) -> SweepBuffers:
-        tile = _rounded(min(tokens, TILE))
+    def take(scratch: Scratch, threads: int, choices: int, input_size: int, width: int) -> SweepBuffers:
+        tile = min(choices, TILE)
         return SweepBuffers(
             x=scratch.floats(AHEAD, tile, input_size),
             experts=ExpertBuffers.take(scratch, threads, 0, tile, input_size, width),
@@ -104,10 +103,13 @@ class ExpertSweep:
         self._x = x
         self._b = buffers
         self._mixed = mixed
-        self._turn = self._tile = 0
+        self._turn = 0
+        self._pieces: list[tuple[ExpertWork, Record]] = []  # of the next tile, so far
+        self._ended: list[Hashable] = []  # records that nobody needs after it
         self._last: _Tile | None = None  # whose answers have still to be added up
         self._windows: deque[Sequence[ExpertWork]] = deque()
         self._asked: deque[tuple[Lease, Sequence[ExpertWork]]] = deque()
+        self._under_way: deque[_UnderWay] = deque()
 
     def __enter__(self) -> ExpertSweep:
         # Two windows are under way at a time, and together they must leave nobody without a slot.
@@ -142,107 +144,120 @@ class ExpertSweep:
             await self._step.compute.run([Stage(FAMILY, self._additions(self._last))])
 
     async def _sweep(self, lease: Lease, items: Sequence[ExpertWork]) -> None:
-        """One after the other; while one is computed, the next has been handed over and more records come."""
+        """Tile after tile; while one is computed, the next has been handed over and more records come."""
         ready: dict[Hashable, Record] = {}
-        under_way: deque[_UnderWay] = deque()
         try:
             for item in items:
                 key = expert_key(self._layer, item.expert)
                 while key not in ready:
-                    with self._step.walk.waiting():
-                        for found, data, placement in await wait_for_records(lease, self._layer):
-                            ready[found] = data, placement
-                if len(under_way) == AHEAD:
-                    # Not when one has ended: then the threads begin the next, and the loop would keep them from it.
-                    await under_way[1].ending.reached(under_way[1].computing)
-                    await self._end(lease, under_way.popleft())
-                before = under_way[-1].computing if under_way else None
-                under_way.append(self._start(key, item, *ready.pop(key), before))
-            while under_way:
-                await self._end(lease, under_way.popleft())
+                    ready |= await self._news(lease)
+                await self._add(lease, item, key, ready.pop(key))
+            await self._hand_over(lease)
+            while self._under_way:
+                await self._end(lease, self._under_way.popleft())
         finally:
             # After an error or a cancellation: what has been begun is let end, and its errors are not the first.
-            left = [batch for one in under_way for batch in (one.preparing, one.computing)]
+            left = [batch for one in self._under_way for batch in (one.preparing, one.computing)]
             for batch in left:
                 batch.cancel()
             await self._step.compute.end(*left)
 
+    async def _news(self, lease: Lease) -> dict[Hashable, Record]:
+        """Records that have come; before there is nothing to do but wait, what has been put together is handed over."""
+        with expert_named(self._layer):
+            found = lease.take()
+        if not found:
+            await self._hand_over(lease)
+            with self._step.walk.waiting():
+                found = await wait_for_records(lease, self._layer)
+        return {key: (data, placement) for key, data, placement in found}
+
+    async def _add(self, lease: Lease, item: ExpertWork, key: Hashable, record: Record) -> None:
+        """The expert's choices go to the next tile, and as many more as they take."""
+        at = 0
+        while at < item.tokens.size:
+            begin = sum(piece.tokens.size for piece, _ in self._pieces)
+            end = min(item.tokens.size, at + TILE - begin)
+            piece = ExpertWork(item.expert, item.tokens[at:end], item.weights[at:end], begin)
+            self._pieces.append((piece, record))
+            if end == item.tokens.size:
+                self._ended.append(key)
+            if begin + end - at == TILE:
+                await self._hand_over(lease)
+            at = end
+
+    async def _hand_over(self, lease: Lease) -> None:
+        """What has been put together goes to the compute threads, as soon as there is room for one more tile."""
+        if not self._pieces:
+            return
+        under_way = self._under_way
+        if len(under_way) == AHEAD:
+            # Not when one has ended: then the threads begin the next, and the loop would keep them from it.
+            await under_way[1].ending.reached(under_way[1].computing)
+            await self._end(lease, under_way.popleft())
+        before = under_way[-1].computing if under_way else None
+        keys, self._ended = self._ended, []
+        under_way.append(self._start(self._tile(), keys, before))
+
     async def _end(self, lease: Lease, one: _UnderWay) -> None:
         await self._step.compute.finish(one.preparing, one.computing)
-        lease.release(one.key)
+        for key in one.keys:
+            lease.release(key)
 
-    def _start(
-        self, key: Hashable, item: ExpertWork, data: Buffer, placement: Placement, before: Started | None
-    ) -> _UnderWay:
-        """An expert, to be computed when the one before it is; prepared while that is under way."""
-        step, math, b = self._step, self._math, self._b
-        self._turn = (self._turn + 1) % AHEAD
-        first, *others = self._tiles(item)
+    def _tile(self) -> _Tile:
+        pieces, self._pieces = self._pieces, []
+        tokens = np.concatenate([piece.tokens for piece, _ in pieces])
+        weights = np.concatenate([piece.weights for piece, _ in pieces])
+        choices = np.arange(tokens.size)
+        members = []
+        for piece, (data, placement) in pieces:
+            own = choices[piece.first : piece.first + piece.tokens.size]
+            members.append((ExpertWork(piece.expert, own, piece.weights, piece.first), data, placement))
+        self._turn += 1
+        x, answers = self._b.x[self._turn % AHEAD], self._b.answers[self._turn % 2]
+        return _Tile(members, tokens, weights, x[: tokens.size], answers)
+
+    def _start(self, tile: _Tile, keys: Sequence[Hashable], before: Started | None) -> _UnderWay:
+        """A tile, to be computed when the one before it is; prepared while that is under way."""
+        step, math = self._step, self._math
 
         def prepare(worker: int) -> None:
             if math.is_uniform:
-                math.check_header(step.records, item.expert, data, placement)  # `share` looks at the scales
-            else:
-                math.check(step.kernels, step.records, item.expert, data, placement, b.experts.found[worker])
-            self._gather(first, (0, first.padded.size), worker)
+                for work, data, placement in tile.members:
+                    math.check_header(step.records, work.expert, data, placement)  # `share` looks at the scales
+            np.take(self._x, tile.tokens, axis=0, out=tile.x, mode="clip")
 
         preparing = step.compute.start([Stage(FAMILY, [prepare])])
         ending = step.compute.mark()
-        stages = self._products(first, item, data, placement)
-        for tile in others:
-            parts = split_range(tile.padded.size, step.compute.threads)
-            stages.append(Stage(FAMILY, [partial(self._gather, tile, part) for part in parts]))
-            stages += self._products(tile, item, data, placement)
-        *most, last = stages[-1].jobs
+        *most, last = self._jobs(tile)
 
         def last_job(worker: int) -> None:
             ending.put()
             last(worker)
 
-        stages[-1] = Stage(FAMILY, [*most, last_job])
         after = [preparing] if before is None else [preparing, before]
-        return _UnderWay(key, preparing, step.compute.start(stages, after=after), ending)
+        computing = step.compute.start([Stage(FAMILY, [*most, last_job])], after=after)
+        return _UnderWay(keys, preparing, computing, ending)
 
-    def _tiles(self, item: ExpertWork) -> list[_Tile]:
-        tiles = []
-        for at in range(0, item.tokens.size, TILE):
-            tokens, weights = item.tokens[at : at + TILE], item.weights[at : at + TILE]
-            count = _rounded(tokens.size, self._math.one_by_one)
-            padded = np.append(tokens, np.repeat(tokens[-1:], count - tokens.size))
-            self._tile ^= 1
-            tiles.append(_Tile(tokens, weights, padded, self._b.x[self._turn, :count], self._b.answers[self._tile]))
-        return tiles
-
-    def _products(self, tile: _Tile, item: ExpertWork, data: Buffer, placement: Placement) -> list[Stage]:
+    def _jobs(self, tile: _Tile) -> list[Job]:
         """The tile's answers, and beside them the sums of the tile before, so that threads wait for each other once."""
-        step, math, b = self._step, self._math, self._b
-        count = tile.padded.size
+        step, math, buffers = self._step, self._math, self._b.experts
         additions = [] if self._last is None else self._additions(self._last)
         self._last = tile
         if not math.is_uniform:
-            gate, up = b.experts.gate[:count], b.experts.up[:count]
-            inner_rows, outer_rows = math.parts(PARTS * step.compute.threads)
-            place = (step.kernels, step.records, data, placement)
 
-            def inner(rows: Rows, worker: int) -> None:
-                math.inner(*place, tile.x, gate, up, rows)
+            def alone(member: tuple[ExpertWork, Buffer, Placement], worker: int) -> None:
+                math.answer_alone(step.kernels, step.records, member, tile.x, buffers, worker, tile.answers)
 
-            def outer(rows: Rows, worker: int) -> None:
-                math.outer(*place, gate, tile.answers[:count], rows)
-
-            return [
-                Stage(FAMILY, additions + [partial(inner, rows) for rows in inner_rows]),
-                Stage(FAMILY, [partial(outer, rows) for rows in outer_rows]),
-            ]
-        tokens = np.arange(count)
-        group = math.group([(replace(item, tokens=tokens, first=0), data, placement)], tokens)
+            return additions + [partial(alone, member) for member in tile.members]
+        group = math.group(tile.members, np.arange(tile.tokens.size))
 
         def share(part: int, worker: int) -> None:
             if part < len(additions):
                 additions[part](worker)
-            math.share(step.kernels, step.records, group, tile.x, b.experts, worker, tile.answers)
+            math.share(step.kernels, step.records, group, tile.x, buffers, worker, tile.answers)
 
-        return [Stage(FAMILY, [partial(share, part) for part in range(step.compute.threads)])]
+        return [partial(share, part) for part in range(step.compute.threads)]
 
     def _additions(self, tile: _Tile) -> list[Job]:
         """Add up a tile's answers, each thread some columns."""
@@ -251,13 +266,3 @@ class ExpertSweep:
             self._step.kernels.accumulate(tile.answers, tile.tokens, tile.weights, self._mixed, *columns)
 
         return [partial(add, columns) for columns in self._step.compute.split(self._mixed.shape[1], 8)]
-
-    def _gather(self, tile: _Tile, part: Rows, worker: int) -> None:
-        first, last = part
-        np.take(self._x, tile.padded[first:last], axis=0, out=tile.x[first:last], mode="clip")
-
-
-def _rounded(tokens: int, one_by_one: int = 0) -> int:
-    """As many as kernels take together, unless no more than a few are left over, which go one by one."""
-    left = tokens % TOKENS_TOGETHER
-    return tokens if left <= one_by_one else tokens - left + TOKENS_TOGETHER

@@ -16,8 +16,7 @@ from waste.io.record import HEADER_BYTES, check_payload
 from waste.io.source import Bank
 from waste.kernels import KernelSet
 from waste.kernels.choices import SILU, SITU, SITU_UNCAPPED
-from waste.kernels.formats import BF16, F32, MXFP4, UNDIVIDED_ROWS
-from waste.model.compute import split_range
+from waste.kernels.formats import BF16, F32, MXFP4
 from waste.model.config import Activation
 from waste.model.scratch import FloatArray, IntArray, Scratch
 from waste.model.trunk import Buffer
@@ -193,18 +192,6 @@ class ExpertMath:
         self._kind = activation_kind(activation)
         self._beta = activation.beta
         self._linear_beta = activation.linear_beta or 0.0
-        self.one_by_one = 4 if bank.codebooks is None else 2
-        """Tokens that take less time one by one than made up to as many as kernels take together."""
-        self._parts: dict[int, tuple[list[Rows], list[Rows]]] = {}
-
-    def parts(self, count: int) -> tuple[list[Rows], list[Rows]]:
-        """Rows of the inner matrices and of the outer one in `count` parts, or fewer, of whole index blocks."""
-        known = self._parts.get(count)
-        if known is None:
-            sizes = self._record.gate.rows, self._record.down.rows
-            inner, outer = (split_range(rows, count, UNDIVIDED_ROWS) for rows in sizes)
-            known = self._parts[count] = inner, outer
-        return known
 
     def group(self, members: Sequence[tuple[ExpertWork, Buffer, Placement]], tokens: IntArray) -> ExpertGroup:
         """Records to be answered together. The buffers must outlive it."""
@@ -278,10 +265,15 @@ class ExpertMath:
         """The same for one whole expert, whose matrices may differ in their formats."""
         work, data, placement = member
         choices = slice(work.first, work.first + work.tokens.size)
-        gathered, gate, up = buffers.x[worker][: work.tokens.size], buffers.gate[choices], buffers.up[choices]
-        np.take(x, work.tokens, axis=0, out=gathered, mode="clip")
+        gate, up = buffers.gate[choices], buffers.up[choices]
+        first, last = int(work.tokens[0]), int(work.tokens[-1])
+        if last - first == work.tokens.size - 1:
+            seen = x[first : last + 1]
+        else:
+            seen = buffers.x[worker][: work.tokens.size]
+            np.take(x, work.tokens, axis=0, out=seen, mode="clip")
         self.check(kernels, use, work.expert, data, placement, buffers.found[worker])
-        self.inner(kernels, use, data, placement, gathered, gate, up, (0, self._record.gate.rows))
+        self.inner(kernels, use, data, placement, seen, gate, up, (0, self._record.gate.rows))
         self.outer(kernels, use, data, placement, gate, answers[choices], (0, self._record.down.rows))
 
     def check(

@@ -82,19 +82,21 @@ class MoeLayer:
     def take(self, scratch: Scratch, tokens: int, threads: int, *, is_decode: bool) -> _Buffers:
         moe = self._moe
         width = moe.input_size(self._hidden)
-        is_latent = moe.latent_size is not None
+        is_latent, choices = moe.latent_size is not None, tokens * moe.top_k
         return _Buffers(
             routed=self.take_route(scratch, tokens),
             rows=scratch.ints(tokens, moe.top_k),
             latent=scratch.floats(tokens, width if is_latent else 0),
-            answers=scratch.floats(tokens * moe.top_k if is_decode else 0, width),
+            answers=scratch.floats(choices if is_decode else 0, width),
             mixed=scratch.floats(tokens, width if is_latent else 0),
             norm=scratch.floats(width),
             shared=None if self._shared is None else self._shared.take(scratch, tokens),
             experts=ExpertBuffers.take(scratch, threads, tokens, tokens * moe.top_k, width, moe.expert_width)
             if is_decode
             else None,
-            sweep=None if is_decode else SweepBuffers.take(scratch, threads, tokens, width, moe.expert_width),
+            sweep=None
+            if is_decode
+            else SweepBuffers.take(scratch, threads, tokens * moe.top_k, width, moe.expert_width),
         )
 
     def _take_all(self, step: Step) -> _Buffers:

@@ -59,4 +59,4 @@ def combine(answers: Floats, rows: Ids, weights: Floats, y: Floats, first_token:
 
 def accumulate(answers: Floats, tokens: Ids, weights: Floats, y: Floats, column: int, last_column: int) -> None:
     columns = slice(column, last_column)
-    y[tokens, columns] += weights[:, np.newaxis] * answers[: tokens.size, columns]
+    np.add.at(y[:, columns], tokens, weights[:, np.newaxis] * answers[: tokens.size, columns])
