@@ -25,10 +25,10 @@ def waste(*arguments: str) -> str:
 def test_the_full_shape_walks_under_two_gib(tmp_path: Path) -> None:
     model = tmp_path / "k3"
     waste("synth", str(model), "--shape", "k3", "--sparse")
-    ran = json.loads(waste("run", str(model), "--ids", "1", "-n", "2", "--ram", str(BUDGET), "--json"))
+    ran = json.loads(waste("run", str(model), "--ids", "1", "-n", "1", "--ram", str(BUDGET), "--json"))
     stats = ran["stats"]
-    assert len(ran["ids"]) == 2
+    assert len(ran["ids"]) == 1
     assert stats["peak_rss_bytes"] <= BUDGET
-    # Two walks over the trunk, less its pinned prefix the second time, and sixteen experts in each of 92 layers.
-    assert stats["bytes_read"]["trunk"] > 2 * 110e9
-    assert stats["expert_misses"] + stats["expert_hits"] == 2 * 92 * 16
+    # A walk over the whole trunk, and sixteen experts in each of 92 layers.
+    assert stats["bytes_read"]["trunk"] > 110e9
+    assert stats["expert_misses"] + stats["expert_hits"] == 92 * 16
