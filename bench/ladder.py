@@ -20,6 +20,8 @@ import sys
 import time
 from typing import Any
 
+from programs import count, pair, run
+
 import waste
 from waste.settings import parse_size
 
@@ -71,13 +73,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--budgets", default="1.6GiB,2GiB,4GiB,8GiB,16GiB,20GiB")
-    parser.add_argument("--tokens", type=int, default=1)
+    parser.add_argument("--tokens", type=count, default=1)
     parser.add_argument("--disks", default="2GB,12.8GB")
-    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--set", type=pair, action="append", default=[])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    settings: dict[str, Any] = dict(pair.split("=", 1) for pair in given.set)
+    settings: dict[str, Any] = dict(given.set)
     if given.one:
         print(json.dumps(asyncio.run(decode(given.model, given.one, given.tokens, settings))))
         return
@@ -99,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

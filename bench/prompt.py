@@ -3,7 +3,8 @@
 
 bench/prompt.py MODEL --ram 3.4GiB [--tokens 512] [--seed 0] [--set key=value ...] [--json]. The model is opened for it
 and nothing is warm. `records` is how many experts the chunks touched, each counted once a chunk: with `passes` 1.0 each
-of them was read at most once. Exit status 1 if they were read more often, or if the peak is above the budget.
+of them was read at most once. Exit status 1 if they were read more often, or if the peak is above the budget; 2 and 3
+for arguments and budgets that cannot be.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import random
 import sys
 import time
 from typing import Any
+
+from programs import count, pair, run
 
 import waste
 
@@ -52,18 +55,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--ram", required=True)
-    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--tokens", type=count, default=512)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--set", type=pair, action="append", default=[])
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    options = dict(pair.split("=", 1) for pair in given.set)
-    row = asyncio.run(measure(given.model, given.ram, given.tokens, given.seed, options))
+    row = asyncio.run(measure(given.model, given.ram, given.tokens, given.seed, dict(given.set)))
     if given.json:
         print(json.dumps(row))
     else:
         parts = sorted(row["compute_s_by_part"].items(), key=lambda part: -part[1])
-        print(f"{row['tokens']:,} tokens, {row['steps']} steps: {row['seconds']:.1f} s, ", end="")
+        print(f"{row['tokens']:,} tokens, chunks: {row['steps']}; {row['seconds']:.1f} s, ", end="")
         print(f"{row['tokens_per_s']:.2f} tokens/s; experts' cache {row['expert_cache_bytes'] / 1e9:.2f} GB")
         print("read " + ", ".join(f"{kind} {size / 1e9:.2f} GB" for kind, size in row["bytes_read"].items()), end="")
         print(f"; {row['records']:,} records touched, {row['passes']:.2f} of them read")
@@ -75,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

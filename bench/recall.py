@@ -13,6 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from programs import run
+
 import waste
 
 
@@ -60,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

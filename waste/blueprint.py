@@ -141,7 +141,8 @@ def _below_floor(
     compiling = compiling_bytes(demand.fixed, settings)
     if budget < compiling:
         others = "" if floor == compiling else f", the model then {floor:,}"
-        return f"{below}: the first run compiles its kernels, which takes {compiling:,}{others}; {raising}"
+        what = "compiling its kernels, should the cache lack them, takes"
+        return f"{below}: {what} {compiling:,}{others}; {raising}"
     lower = ["context", "prefill.chunk", "trunk.tile"]
     lower += ["sessions"] if (settings.sessions or 1) > 1 else []
     lower += ["io.queue_depth"] if settings.io_queue_depth > DEFAULT_QUEUE_DEPTH else []

@@ -230,9 +230,9 @@ def _prepare_kernels(settings: Settings, drawn: Blueprint, progress: Progress, c
     kernel_set = load_kernels(name).only(drawn.bundle.weight_formats())
     total = len(list(kernel_set.kernels()))
 
-    def report(done: int) -> None:
+    def report(phase: str, done: int) -> None:
         check()
-        progress("compiling kernels", done, total)
+        progress(phase, done, total)
 
     prepare(kernel_set, report, children=compiling_children(drawn.plan.budget_bytes))
     return kernel_set

@@ -113,7 +113,7 @@ def test_while_the_disk_hangs() -> None:
     time.sleep(0.2)
     result = interrupt(process)
     assert (result.code, result.out) == (130, "\n")
-    assert result.err.startswith("0 tokens")
+    assert result.err.startswith("0 tokens | prompt 6 tokens, not done in ")
 
 
 def test_while_the_prompt_is_fed(tmp_path: Path) -> None:

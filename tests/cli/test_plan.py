@@ -112,7 +112,7 @@ def test_a_wish_beyond_the_budget_is_said(call: Call) -> None:
 def test_the_floor_of_a_small_model_is_the_compilers(call: Call) -> None:
     """So no other setting is told to be the cure."""
     result = call("plan", "demo", "--ram", "300MiB")
-    assert_one_line(result, 3, "compiles its kernels, which takes", "raise --ram")
+    assert_one_line(result, 3, "compiling its kernels, should the cache lack them, takes", "raise --ram")
     assert "lower" not in result.err
 
 
@@ -173,6 +173,6 @@ def test_what_a_sweep_shows_can_be_had(call: Call, k3: str, ram: str) -> None:
 
 def test_a_sweep_that_cannot_be_drawn_says_why(call: Call, k3: str, tmp_path: Path) -> None:
     where = tmp_path / "no" / "sweep.png"
-    failed = call("plan", "--config", k3, "--ram", "4GiB", "--plot", str(where), "--disk", "2GB")
+    failed = call("plan", "--config", k3, "--ram", "4GiB", "--sweep", "--plot", str(where), "--disk", "2GB")
     assert failed.code == 2
     assert "matplotlib" in failed.err or "writing" in failed.err

@@ -115,8 +115,9 @@ def test_specials_are_content_unless_asked_for(call: Call) -> None:
 
 def test_parse_ids() -> None:
     assert parse_ids(" 3,17, 5\n8 ") == [3, 17, 5, 8]
+    assert parse_ids("3,17,") == [3, 17]
     assert parse_ids("") == []
-    for text in ("1.5", "0x3", "1_000", "٣", "-1"):
+    for text in ("1.5", "0x3", "1_000", "٣", "-1", "1,,2", ",1"):
         with pytest.raises(InputError, match="not a token id"):
             parse_ids(text)
 

@@ -144,12 +144,16 @@ def test_numba_settings_of_the_application_stay() -> None:
 
 
 def test_preparing_a_set_tells_its_progress_and_is_done_once(compiled: dict[str, Kernel]) -> None:
-    told: list[int] = []
-    prepare(load_kernels("numba"), told.append)
+    told: list[tuple[str, int]] = []
+
+    def progress(phase: str, done: int) -> None:
+        told.append((phase, done))
+
+    prepare(load_kernels("numba"), progress)
     # Before that, if the cache was empty, how far the compiling child was.
-    assert told[-len(compiled) - 1 :] == list(range(len(compiled) + 1))
+    assert told[-len(compiled) - 1 :] == [("loading kernels", done) for done in range(len(compiled) + 1)]
     told.clear()
-    prepare(load_kernels("numpy"), told.append)
+    prepare(load_kernels("numpy"), progress)
     assert told == []
 
 
@@ -161,7 +165,7 @@ class CalledOff(Exception):
     pass
 
 calls = []
-def progress(done):
+def progress(phase, done):
     calls.append(time.monotonic())
     if len(calls) == 5:
         raise CalledOff

@@ -79,9 +79,12 @@ def held_bytes(source: str | list[int]) -> int:
 
 
 def parse_ids(text: str) -> list[int]:
-    """Ids from "3,17,5", white space allowed. Raises InputError naming what is no id."""
-    ids = []
-    for part in text.replace(",", " ").split():
+    """Ids from "3,17,5", white space and a last comma allowed. Raises InputError naming what is no id."""
+    ids: list[int] = []
+    listed = text.strip().removesuffix(",")  # some systems' `seq -s,` ends with one
+    if not listed:
+        return ids
+    for part in (word for given in listed.split(",") for word in given.split() or [""]):
         # Not int() alone, which takes "1_000", and takes time that grows with the square of the length.
         if not part.isascii() or not part.isdigit() or len(part) > 18:
             raise InputError(f"{part[:40]!r} is not a token id; expected ids such as 3,17,5")

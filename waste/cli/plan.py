@@ -85,7 +85,9 @@ def plan(
         check_names(settings)
         bundle = _bundle(model, config)
         drawn = draw(bundle, settings, is_elsewhere=config is not None)
-        if sweep or plot is not None:
+        if plot is not None and not sweep:
+            raise InputError("--plot draws a sweep; add --sweep")
+        if sweep:
             _show_sweep(drawn, settings, _rate(disk, bundle), plot, as_json=as_json)
             return
         outlook = Outlook(drawn, forecast(drawn), forecast(with_more_ram(drawn, settings)), _rate(disk, bundle))

@@ -64,10 +64,17 @@ class Transcript:
         if any(token.alternatives for token in self._tokens):
             print(format_table(self._alternatives()), end="", file=sys.stderr)
         print(
-            f"{len(self._tokens)} tokens, {self._tokens_per_s:.2f} tok/s | "
-            f"prompt {len(self._prompt_ids)} tokens, {self._prompt_s:.2f} s | {summarize(self._engine.stats())}",
+            f"{self._progress()} | prompt {len(self._prompt_ids)} tokens, "
+            f"{'' if self._tokens else 'not done in '}{self._prompt_s:.2f} s | {summarize(self._engine.stats())}",
             file=sys.stderr,
         )
+
+    def _progress(self) -> str:
+        """How many tokens there are, and how fast they came; of one that came with the prompt there is no rate."""
+        count = len(self._tokens)
+        if count > 1:
+            return f"{count} tokens, {self._tokens_per_s:.2f} tok/s"
+        return "1 token" if count else "0 tokens"
 
     @property
     def _prompt_s(self) -> float:

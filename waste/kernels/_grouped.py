@@ -15,7 +15,19 @@ import numpy as np
 from ._jit import helper
 from ._lanes import element, first, fma, fold, lane, splat, store, zero
 from ._lanes import load as load_x
-from ._tiles import INPUTS, PAIRS, ROWS, ROWS_TOGETHER, TOKENS, add_block, clear_sums, floats, take_sums
+from ._tiles import (
+    GROUP_ROWS,
+    INPUTS,
+    PAIRS,
+    ROWS,
+    ROWS_TOGETHER,
+    TOKENS,
+    add_block,
+    clear_sums,
+    floats,
+    sums_of,
+    take_sums,
+)
 from ._wide import pair, store_wide
 
 
@@ -119,21 +131,21 @@ def several_tokens(
     width = x.shape[1]
     groups = (columns + group - 1) // group
     row_bytes, row_scales = groups * group * bits // 8, groups * scale_bytes
-    for r in range(first, last, ROWS):
-        rows = min(ROWS, last - r)
-        clear_sums(sums, rows, tokens)
+    for begin in range(first, last, GROUP_ROWS):
+        end = min(begin + GROUP_ROWS, last)
+        clear_sums(sums, end - begin, tokens)
         for i in range(0, columns, INPUTS):
-            count = min(columns - i, INPUTS)
-            place, scale_place = (
-                at + r * row_bytes + i * bits // 8,
-                scale_at + r * row_scales + i // group * scale_bytes,
-            )
-            widen_block(
-                load, scale, bits, group, scale_bytes,
-                data, place, row_bytes, scale_place, row_scales, rows, count, weights, scales,
-            )  # fmt: skip
-            add_block(weights, scales, group, rows, count, x, t * width + i, width, tokens, sums)
-        take_sums(sums, group, rows, tokens, y, t, y_column + r)
+            count, x_at = min(columns - i, INPUTS), t * width + i
+            for r in range(begin, end, ROWS):
+                rows, to = min(ROWS, end - r), sums_of(r - begin, tokens)
+                row, scales_of_row = at + r * row_bytes + i * bits // 8, scale_at + r * row_scales
+                widen_block(
+                    load, scale, bits, group, scale_bytes, data, row, row_bytes,
+                    scales_of_row + i // group * scale_bytes, row_scales, rows, count, weights, scales,
+                )  # fmt: skip
+                add_block(weights, scales, group, rows, count, x, x_at, width, tokens, sums, to)
+        for r in range(begin, end, ROWS):
+            take_sums(sums, sums_of(r - begin, tokens), group, min(ROWS, end - r), tokens, y, t, y_column + r)
 
 
 @helper
@@ -157,7 +169,8 @@ def multiply(
             r += 4
     else:
         r += (end - begin) // ROWS_TOGETHER * ROWS_TOGETHER
-        weights, scales, sums = floats(ROWS * INPUTS), floats(8 * ROWS * INPUTS // group), floats(8 * ROWS * TOKENS)
+        weights, scales = floats(ROWS * INPUTS), floats(8 * ROWS * INPUTS // group)
+        sums = floats(sums_of(GROUP_ROWS, min(TOKENS, tokens)))
         for t in range(0, tokens, TOKENS):
             some = min(TOKENS, tokens - t)
             several_tokens(

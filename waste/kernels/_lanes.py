@@ -188,10 +188,14 @@ def fold(typingctx: Any, value: Any) -> Any:
     """The sum of eight lanes: ((0+4) + (2+6)) + ((1+5) + (3+7))."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        lane = [builder.extract_element(args[0], _I32(i)) for i in range(WIDTH)]
-        even = builder.fadd(builder.fadd(lane[0], lane[4]), builder.fadd(lane[2], lane[6]))
-        odd = builder.fadd(builder.fadd(lane[1], lane[5]), builder.fadd(lane[3], lane[7]))
-        return builder.fadd(even, odd)
+        # Vectors of four, then of two: extracting each of the eight would take twice as many operations.
+        value = args[0]
+        for half in (4, 2):
+            places = ir.VectorType(_I32, half)
+            low = builder.shuffle_vector(value, value, ir.Constant(places, list(range(half))))
+            high = builder.shuffle_vector(value, value, ir.Constant(places, list(range(half, 2 * half))))
+            value = builder.fadd(low, high)
+        return builder.fadd(builder.extract_element(value, _I32(0)), builder.extract_element(value, _I32(1)))
 
     return f32(lanes), codegen
 

@@ -11,7 +11,19 @@ from typing import Any
 from ._jit import helper
 from ._lanes import element, fma, fold, splat, store, zero
 from ._lanes import load as load_x
-from ._tiles import INPUTS, PAIRS, ROWS, ROWS_TOGETHER, TOKENS, add_block, clear_sums, floats, take_sums
+from ._tiles import (
+    GROUP_ROWS,
+    INPUTS,
+    PAIRS,
+    ROWS,
+    ROWS_TOGETHER,
+    TOKENS,
+    add_block,
+    clear_sums,
+    floats,
+    sums_of,
+    take_sums,
+)
 from ._wide import pair, store_wide
 
 
@@ -60,14 +72,17 @@ def several_tokens(
 ) -> None:  # fmt: skip
     """y[t + j, y_column + r] for so many tokens and the rows first ≤ r < last, a multiple of `ROWS_TOGETHER`."""
     width, next_row = x.shape[1], size * columns
-    for r in range(first, last, ROWS):
-        rows = min(ROWS, last - r)
-        clear_sums(sums, rows, tokens)
+    for begin in range(first, last, GROUP_ROWS):
+        end = min(begin + GROUP_ROWS, last)
+        clear_sums(sums, end - begin, tokens)
         for i in range(0, columns, INPUTS):
-            count = min(columns - i, INPUTS)
-            widen_block(load, size, data, at + r * next_row + size * i, next_row, rows, count, weights)
-            add_block(weights, weights, 0, rows, count, x, t * width + i, width, tokens, sums)
-        take_sums(sums, 0, rows, tokens, y, t, y_column + r)
+            count, x_at = min(columns - i, INPUTS), t * width + i
+            for r in range(begin, end, ROWS):
+                rows, to = min(ROWS, end - r), sums_of(r - begin, tokens)
+                widen_block(load, size, data, at + r * next_row + size * i, next_row, rows, count, weights)
+                add_block(weights, weights, 0, rows, count, x, x_at, width, tokens, sums, to)
+        for r in range(begin, end, ROWS):
+            take_sums(sums, sums_of(r - begin, tokens), 0, min(ROWS, end - r), tokens, y, t, y_column + r)
 
 
 @helper
@@ -84,7 +99,7 @@ def multiply(
             r += 4
     else:
         r += (last - first) // ROWS_TOGETHER * ROWS_TOGETHER
-        weights, sums = floats(ROWS * INPUTS), floats(8 * ROWS * TOKENS)
+        weights, sums = floats(ROWS * INPUTS), floats(sums_of(GROUP_ROWS, min(TOKENS, tokens)))
         for t in range(0, tokens, TOKENS):
             some = min(TOKENS, tokens - t)
             several_tokens(load, size, data, at, columns, first, r, x, y, y_column, t, some, weights, sums)

@@ -26,8 +26,10 @@ ROWS = 16
 """Rows of a block, a multiple of those worked on together."""
 INPUTS = 256
 """Inputs of a block, a multiple of every format's group: with their inputs, a block stays in the first-level cache."""
+GROUP_ROWS = 64
+"""Rows whose blocks of the same inputs follow each other: those inputs of all tokens stay in the second-level cache."""
 TOKENS = 64
-"""Tokens that a block is multiplied with before the next one is widened; their sums stay in the second-level cache."""
+"""Tokens that a block is multiplied with before the next one is widened; so do their sums with a group's rows."""
 _LINE = 16
 """Values in a cache line: vectors that begin in the middle of one would take two."""
 
@@ -41,23 +43,30 @@ def floats(count: Any) -> Any:
 
 
 @helper
+def sums_of(rows: Any, tokens: Any) -> Any:
+    """How many sums so many rows and tokens have."""
+    return 8 * rows * ((tokens + 3) // 4 * 4)
+
+
+@helper
 def clear_sums(sums: Any, rows: Any, tokens: Any) -> None:
     """Let the sums of so many rows and tokens begin at zero."""
-    for i in range(0, 8 * rows * ((tokens + 3) // 4 * 4), 8):
+    for i in range(0, sums_of(rows, tokens), 8):
         store(sums, i, zero())
 
 
 @helper
 def add_block(
-    weights: Any, scales: Any, group: Any, rows: Any, count: Any, x: Any, x_at: Any, width: Any, tokens: Any, sums: Any
-) -> None:
+    weights: Any, scales: Any, group: Any, rows: Any, count: Any, x: Any, x_at: Any, width: Any, tokens: Any, sums: Any,
+    to: Any,
+) -> None:  # fmt: skip
     """A block of `rows` rows and `count` inputs times so many tokens, whose inputs begin at `x_at` and `width` apart.
 
-    group: weights that share a scale, 0 if they have none. scales: for the rows together and each of their groups, the
-    scales of one row after the other, each eight times.
+    Its sums begin at `to`. group: weights that share a scale, 0 if they have none. scales: for the rows together and
+    each of their groups, the scales of one row after the other, each eight times.
     """
     scales_apart = 0 if group == 0 else (count + group - 1) // group * 8 * ROWS_TOGETHER
-    t = to = 0
+    t = 0
     while t < tokens:
         together, last = tile_tokens(group, tokens - t), tokens - 1 - t
         a = x_at + t * width
@@ -82,9 +91,9 @@ def tile_tokens(group: Any, left: Any) -> Any:
 
 
 @helper
-def take_sums(sums: Any, group: Any, rows: Any, tokens: Any, y: Any, token: Any, column: Any) -> None:
-    """y[token + t, column + r] = what row r has come to for the t-th token."""
-    t = at = 0
+def take_sums(sums: Any, at: Any, group: Any, rows: Any, tokens: Any, y: Any, token: Any, column: Any) -> None:
+    """y[token + t, column + r] = what row r of a block has come to for the t-th token; its sums begin at `at`."""
+    t = 0
     while t < tokens:
         together = tile_tokens(group, tokens - t)
         for r in range(0, rows, 2):

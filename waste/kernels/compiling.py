@@ -16,12 +16,15 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from .kernel_set import Kernel, KernelSet
 
 Progress = Callable[[int], None]
+COMPILING, LOADING = "compiling kernels", "loading kernels"
+"""What `prepare` is at."""
 _ROOT = str(Path(__file__).parents[2])
 _CHILD = f"import sys; sys.path.insert(0, {_ROOT!r}); from waste.kernels.compiling import serve; serve()"
 KERNELS_A_CHILD = 4
@@ -42,22 +45,24 @@ class Filled:
     children: int
 
 
-def prepare(kernel_set: KernelSet, progress: Progress = lambda done: None, *, children: int = 1) -> None:
+def prepare(
+    kernel_set: KernelSet, progress: Callable[[str, int], None] = lambda phase, done: None, *, children: int = 1
+) -> None:
     """Make every kernel callable; what the cache lacks is compiled by up to so many children at once.
 
-    `progress(done)` comes again and again meanwhile, and may raise to call it off.
+    `progress(phase, done)` comes again and again meanwhile, and may raise to call it off.
     """
     if kernel_set.name != "numba":
         return
     from ._jit import compile_kernel
 
-    fill_cache(kernel_set.kernels(), progress, children=children)
-    done = 0
+    filled = fill_cache(kernel_set.kernels(), partial(progress, COMPILING), children=children)
+    phase, done = COMPILING if filled.missing else LOADING, 0
     for kernel in kernel_set.kernels():
-        progress(done)
+        progress(phase, done)
         compile_kernel(kernel)
         done += 1
-    progress(done)
+    progress(phase, done)
 
 
 def fill_cache(kernels: Iterable[Kernel], progress: Progress = lambda done: None, *, children: int) -> Filled:

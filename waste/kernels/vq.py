@@ -22,7 +22,19 @@ from ._experts import ARGUMENTS_WITH_BOOKS, answer, book_rows
 from ._f16 import f32_from_f16_bytes, splat_f16
 from ._jit import f32s, f32s2, helper, i64, i64s, kernel, u8s
 from ._lanes import fma, fold, load, prefetch, store, zero
-from ._tiles import INPUTS, PAIRS, ROWS, ROWS_TOGETHER, TOKENS, add_block, clear_sums, floats, take_sums
+from ._tiles import (
+    GROUP_ROWS,
+    INPUTS,
+    PAIRS,
+    ROWS,
+    ROWS_TOGETHER,
+    TOKENS,
+    add_block,
+    clear_sums,
+    floats,
+    sums_of,
+    take_sums,
+)
 from ._wide import pair, store_wide
 from .vectors import activate
 
@@ -125,17 +137,20 @@ def several_tokens(
     width = x.shape[1]
     r = first
     while r < last:
-        rows = min(ROWS, last - r)
+        rows = min(GROUP_ROWS, last - r)
         if block:
             rows = min(rows, block - r % block)
         whole = rows // ROWS_TOGETHER * ROWS_TOGETHER
         begin = first_index(at, columns, block, r, size)
         clear_sums(sums, whole, tokens)
         for i in range(0, columns, INPUTS):
-            count = min(columns - i, INPUTS)
-            widen_block(vector, data, begin + i // 8 * step, step, next_row, books, whole, count, weights)
-            add_block(weights, weights, 0, whole, count, x, t * width + i, width, tokens, sums)
-        take_sums(sums, 0, whole, tokens, y, t, r)
+            count, x_at = min(columns - i, INPUTS), t * width + i
+            for j in range(0, whole, ROWS):
+                some, place = min(ROWS, whole - j), begin + j * next_row + i // 8 * step
+                widen_block(vector, data, place, step, next_row, books, some, count, weights)
+                add_block(weights, weights, 0, some, count, x, x_at, width, tokens, sums, sums_of(j, tokens))
+        for j in range(0, whole, ROWS):
+            take_sums(sums, sums_of(j, tokens), 0, min(ROWS, whole - j), tokens, y, t, r + j)
         for j in range(whole, rows):
             for k in range(t, t + tokens):
                 row = begin + j * next_row
@@ -164,7 +179,7 @@ def multiply(
         sums = np.empty(8 * _GROUP, np.float32)
         one_token(vector, size, data, at, columns, first, last, block, books, x, y, sums)
     else:
-        weights, sums = floats(ROWS * INPUTS), floats(8 * ROWS * TOKENS)
+        weights, sums = floats(ROWS * INPUTS), floats(sums_of(GROUP_ROWS, min(TOKENS, tokens)))
         for t in range(0, tokens, TOKENS):
             some = min(TOKENS, tokens - t)
             several_tokens(
