@@ -46,6 +46,7 @@ class ExpertCache:
         self._arena = Arena(slots, slot_bytes)
         self._arrays = [self._arena.slot(index) for index in range(slots)]
         self._buffers = [array.data for array in self._arrays]
+        self._records = list(self._arrays)  # as much of each slot as the record in it takes
         self._reads: dict[int, ReadHandle] = {}
         self._leases: dict[Claim, Lease] = {}
         self._space = object()  # sets the keys of this cache apart from others on the same scheduler
@@ -84,13 +85,16 @@ class ExpertCache:
         A later lease promotes such a read or joins it. Raises ClosedError after `close`.
         """
         self._check_open()
-        with self._scheduler.batch():
-            self._carry_out(self._residency.prefetch(keys))
+        missing = self._residency.missing(keys)
+        if missing:
+            with self._scheduler.batch():
+                self._carry_out(self._residency.prefetch(missing))
 
     def drop_lookahead(self) -> None:
         """Forget the lookahead that is not issued and that no lease asked for: it is stale."""
-        with self._scheduler.batch():
-            self._carry_out(self._residency.drop_lookahead())
+        if self._residency.has_unasked:
+            with self._scheduler.batch():
+                self._carry_out(self._residency.drop_lookahead())
 
     def close(self) -> None:
         """End every lease (who waits gets ClosedError) and take back what is queued. Safe to call twice.
@@ -128,8 +132,7 @@ class ExpertCache:
         found = []
         for record in self._residency.hand_out(claim):
             assert record.placement is not None
-            array = self._arrays[record.index][: record.placement.buffer_bytes]
-            found.append((record.key, array, record.placement))
+            found.append((record.key, self._records[record.index], record.placement))
         return found
 
     def block(self, claim: Claim) -> None:
@@ -175,6 +178,7 @@ class ExpertCache:
 
     def _submit(self, record: Record) -> None:
         assert record.placement is not None
+        self._records[record.index] = self._arrays[record.index][: record.placement.buffer_bytes]
         self._reads[record.index] = self._scheduler.submit(
             (self._space, record.key),
             kind=self._kind,
@@ -202,6 +206,7 @@ class ExpertCache:
     def _free_memory(self) -> None:
         if not self._reads:
             self._buffers.clear()
+            self._records.clear()
             self._arrays.clear()
             self._arena.close()
 

@@ -168,6 +168,10 @@ class Residency:
         self._fill(actions)
         return actions
 
+    def missing(self, keys: Iterable[Hashable]) -> list[Hashable]:
+        """Those of the keys that have no slot, in the given order."""
+        return [key for key in keys if key not in self._records]
+
     def prefetch(self, keys: Iterable[Hashable]) -> Actions:
         """Start lookahead reads for those keys that have no slot, in the given order, as slots allow.
 
@@ -175,7 +179,7 @@ class Residency:
         Raises whatever `place` raises; then nothing has changed.
         """
         actions = Actions()
-        placed = [(key, self._place(key)) for key in keys if key not in self._records]
+        placed = [(key, self._place(key)) for key in self.missing(keys)]
         for key, placement in placed:
             if key in self._records:
                 continue
@@ -186,6 +190,11 @@ class Residency:
             self._unasked[record] = None
             self._assign(record, key, placement, Priority.LOOKAHEAD, actions)
         return actions
+
+    @property
+    def has_unasked(self) -> bool:
+        """Whether there is lookahead that `drop_lookahead` would take back."""
+        return bool(self._unasked)
 
     def drop_lookahead(self) -> Actions:
         """Take back every lookahead read that is not issued and that no claim asked for."""
