@@ -29,7 +29,7 @@ INPUTS = 256
 GROUP_ROWS = 64
 """Rows whose blocks of the same inputs follow each other: those inputs of all tokens stay in the second-level cache."""
 TOKENS = 64
-"""Tokens that a block is multiplied with before the next one is widened; so do their sums with a group's rows."""
+"""Tokens that a block is multiplied with before the next one is widened; their sums with a group's rows stay there."""
 _LINE = 16
 """Values in a cache line: vectors that begin in the middle of one would take two."""
 
