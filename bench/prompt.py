@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 async def measure(model: str, ram: str, tokens: int, seed: int, options: dict[str, str]) -> dict[str, Any]:
-    async with waste.open(model, ram=ram, **{"sessions": 1, **options}) as engine:
+    async with waste.open(model, **{"sessions": 1, "ram": ram, **options}) as engine:
         vocab = engine.model.config.vocab_size
         ids = random.Random(seed).choices(range(vocab), k=tokens)
         async with engine.session() as session:

@@ -16,6 +16,7 @@ from typing import Any
 from programs import run
 
 import waste
+from waste.errors import InputError
 
 
 async def measure(model: str, documents: list[list[int]], ram: str, most: int) -> dict[str, Any]:
@@ -41,6 +42,17 @@ async def measure(model: str, documents: list[list[int]], ram: str, most: int) -
     }
 
 
+def read_documents(path: Path) -> list[list[int]]:
+    """Raises InputError."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {error}; expected a JSON list of documents, each a list of ids") from error
+    if not isinstance(found, list) or not all(isinstance(ids, list) for ids in found):
+        raise InputError(f"{path}: expected a JSON list of documents, each a list of ids")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -51,7 +63,7 @@ def main() -> None:
     parser.add_argument("--ram", default="2GiB")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    documents = [ids[: given.most] for ids in json.loads(given.file.read_text()) if len(ids) >= given.least]
+    documents = [ids[: given.most] for ids in read_documents(given.file) if len(ids) >= given.least]
     found = asyncio.run(measure(given.model, documents[: given.documents], given.ram, given.most))
     if given.json:
         print(json.dumps(found))
