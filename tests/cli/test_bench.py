@@ -154,7 +154,6 @@ def test_a_plot_without_matplotlib_says_what_to_install(
 
 
 def test_a_plot(call: Call, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     path = tmp_path / "x.png"
     assert call("bench", "demo", *SMALL, "--runs", "1", "--plot", str(path)).code == 0
     assert path.read_bytes().startswith(b"\x89PNG")
