@@ -18,7 +18,6 @@ from ._lanes import load as load_x
 from ._tiles import (
     GROUP_ROWS,
     INPUTS,
-    PAIRS,
     ROWS,
     ROWS_TOGETHER,
     TOKENS,
@@ -27,6 +26,7 @@ from ._tiles import (
     floats,
     sums_of,
     take_sums,
+    widen_block,
 )
 from ._wide import pair, store_wide
 
@@ -96,29 +96,19 @@ def one_row(
 
 
 @helper
-def widen_block(
-    load: Any, scale: Any, bits: Any, group: Any, scale_bytes: Any, data: Any, at: Any, next_row: Any, scale_at: Any,
-    next_scales: Any, rows: Any, count: Any, weights: Any, scales: Any,
-) -> None:  # fmt: skip
-    """The unscaled weights of `rows` rows and `count` inputs and their scales, as `add_block` takes them."""
-    to = scales_to = 0
+def widen_block_scales(
+    scale: Any, group: Any, scale_bytes: Any, data: Any, at: Any, next_row: Any, rows: Any, count: Any, scales: Any
+) -> None:
+    """The scales of `rows` rows and `count` inputs, as `add_block` takes them."""
+    to = 0
     for r in range(0, rows, ROWS_TOGETHER):
         place = at + r * next_row
-        for _ in range(0, count, 8):
-            store_wide(weights, to, pair(load(data, place), load(data, place + next_row)))
-            if PAIRS == 2:
-                third, fourth = load(data, place + 2 * next_row), load(data, place + 3 * next_row)
-                store_wide(weights, to + 16, pair(third, fourth))
-            place += bits
-            to += 8 * ROWS_TOGETHER
-        place = scale_at + r * next_scales
         for _ in range(0, count, group):
-            for pair_at in range(0, ROWS_TOGETHER, 2):
-                one = place + pair_at * next_scales
-                both = pair(scale(data, one), scale(data, one + next_scales))
-                store_wide(scales, scales_to + 8 * pair_at, both)
+            for first_of_pair in range(0, ROWS_TOGETHER, 2):
+                one = place + first_of_pair * next_row
+                store_wide(scales, to + 8 * first_of_pair, pair(scale(data, one), scale(data, one + next_row)))
             place += scale_bytes
-            scales_to += 8 * ROWS_TOGETHER
+            to += 8 * ROWS_TOGETHER
 
 
 @helper
@@ -138,11 +128,10 @@ def several_tokens(
             count, x_at = min(columns - i, INPUTS), t * width + i
             for r in range(begin, end, ROWS):
                 rows, to = min(ROWS, end - r), sums_of(r - begin, tokens)
-                row, scales_of_row = at + r * row_bytes + i * bits // 8, scale_at + r * row_scales
-                widen_block(
-                    load, scale, bits, group, scale_bytes, data, row, row_bytes,
-                    scales_of_row + i // group * scale_bytes, row_scales, rows, count, weights, scales,
-                )  # fmt: skip
+                row = at + r * row_bytes + i * bits // 8
+                scales_of_row = scale_at + r * row_scales + i // group * scale_bytes
+                widen_block(load, data, row, bits, row_bytes, rows, count, weights)
+                widen_block_scales(scale, group, scale_bytes, data, scales_of_row, row_scales, rows, count, scales)
                 add_block(weights, scales, group, rows, count, x, x_at, width, tokens, sums, to)
         for r in range(begin, end, ROWS):
             take_sums(sums, sums_of(r - begin, tokens), group, min(ROWS, end - r), tokens, y, t, y_column + r)

@@ -14,7 +14,6 @@ from ._lanes import load as load_x
 from ._tiles import (
     GROUP_ROWS,
     INPUTS,
-    PAIRS,
     ROWS,
     ROWS_TOGETHER,
     TOKENS,
@@ -23,8 +22,8 @@ from ._tiles import (
     floats,
     sums_of,
     take_sums,
+    widen_block,
 )
-from ._wide import pair, store_wide
 
 
 @helper
@@ -51,21 +50,6 @@ def one_row(load: Any, size: Any, data: Any, row: Any, columns: Any, x: Any, x_a
 
 
 @helper
-def widen_block(load: Any, size: Any, data: Any, at: Any, next_row: Any, rows: Any, count: Any, weights: Any) -> None:
-    """The weights of `rows` rows and `count` inputs, as `add_block` takes them."""
-    to = 0
-    for r in range(0, rows, ROWS_TOGETHER):
-        place = at + r * next_row
-        for _ in range(0, count, 8):
-            store_wide(weights, to, pair(load(data, place), load(data, place + next_row)))
-            if PAIRS == 2:
-                third, fourth = load(data, place + 2 * next_row), load(data, place + 3 * next_row)
-                store_wide(weights, to + 16, pair(third, fourth))
-            place += 8 * size
-            to += 8 * ROWS_TOGETHER
-
-
-@helper
 def several_tokens(
     load: Any, size: Any, data: Any, at: Any, columns: Any, first: Any, last: Any, x: Any, y: Any, y_column: Any,
     t: Any, tokens: Any, weights: Any, sums: Any,
@@ -79,7 +63,7 @@ def several_tokens(
             count, x_at = min(columns - i, INPUTS), t * width + i
             for r in range(begin, end, ROWS):
                 rows, to = min(ROWS, end - r), sums_of(r - begin, tokens)
-                widen_block(load, size, data, at + r * next_row + size * i, next_row, rows, count, weights)
+                widen_block(load, data, at + r * next_row + size * i, 8 * size, next_row, rows, count, weights)
                 add_block(weights, weights, 0, rows, count, x, x_at, width, tokens, sums, to)
         for r in range(begin, end, ROWS):
             take_sums(sums, sums_of(r - begin, tokens), 0, min(ROWS, end - r), tokens, y, t, y_column + r)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ._jit import f32, has_wide_registers, helper
 from ._lanes import fold, load, store, zero
-from ._wide import fma_wide, load_twice, load_wide, splat_wide, store_wide
+from ._wide import fma_wide, load_twice, load_wide, pair, splat_wide, store_wide
 
 PAIRS = 2 if has_wide_registers() else 1
 """Pairs of rows that are worked on together."""
@@ -53,6 +53,21 @@ def clear_sums(sums: Any, rows: Any, tokens: Any) -> None:
     """Let the sums of so many rows and tokens begin at zero."""
     for i in range(0, sums_of(rows, tokens), 8):
         store(sums, i, zero())
+
+
+@helper
+def widen_block(load: Any, data: Any, at: Any, step: Any, next_row: Any, rows: Any, count: Any, weights: Any) -> None:
+    """The weights of `rows` rows and `count` inputs, without scales; eight of a row are `step` bytes apart."""
+    to = 0
+    for r in range(0, rows, ROWS_TOGETHER):
+        place = at + r * next_row
+        for _ in range(0, count, 8):
+            store_wide(weights, to, pair(load(data, place), load(data, place + next_row)))
+            if PAIRS == 2:
+                third, fourth = load(data, place + 2 * next_row), load(data, place + 3 * next_row)
+                store_wide(weights, to + 16, pair(third, fourth))
+            place += step
+            to += 8 * ROWS_TOGETHER
 
 
 @helper
@@ -160,29 +175,22 @@ def add_four(weights: Any, at: Any, count: Any, x: Any, a: Any, b: Any, c: Any, 
 
 
 @helper
-def fuse_eight(weights: Any, x: Any, at: Any, width: Any, sums: Any) -> Any:
-    """Eight weights of two rows times the same inputs of eight tokens, added to the tokens' sums."""
-    return (
-        fma_wide(weights, load_twice(x, at), sums[0]),
-        fma_wide(weights, load_twice(x, at + width), sums[1]),
-        fma_wide(weights, load_twice(x, at + 2 * width), sums[2]),
-        fma_wide(weights, load_twice(x, at + 3 * width), sums[3]),
-        fma_wide(weights, load_twice(x, at + 4 * width), sums[4]),
-        fma_wide(weights, load_twice(x, at + 5 * width), sums[5]),
-        fma_wide(weights, load_twice(x, at + 6 * width), sums[6]),
-        fma_wide(weights, load_twice(x, at + 7 * width), sums[7]),
-    )
-
-
-@helper
 def fuse_four(weights: Any, x: Any, a: Any, b: Any, c: Any, d: Any, sums: Any) -> Any:
-    """The same for four tokens."""
+    """Eight weights of two rows times the same inputs of four tokens, added to the tokens' sums."""
     return (
         fma_wide(weights, load_twice(x, a), sums[0]),
         fma_wide(weights, load_twice(x, b), sums[1]),
         fma_wide(weights, load_twice(x, c), sums[2]),
         fma_wide(weights, load_twice(x, d), sums[3]),
     )
+
+
+@helper
+def fuse_eight(weights: Any, x: Any, at: Any, width: Any, sums: Any) -> Any:
+    """The same for eight tokens, whose inputs are `width` apart."""
+    b, c, d, e = at + width, at + 2 * width, at + 3 * width, at + 4 * width
+    few = fuse_four(weights, x, at, b, c, d, sums[:4])
+    return few + fuse_four(weights, x, e, e + width, e + 2 * width, e + 3 * width, sums[4:])
 
 
 @helper
@@ -194,34 +202,6 @@ def scale_four(products: Any, scale: Any, sums: Any) -> Any:
         fma_wide(products[2], scale, sums[2]),
         fma_wide(products[3], scale, sums[3]),
     )
-
-
-@helper
-def load_eight(sums: Any, at: Any) -> Any:
-    """A pair's sums of eight tokens."""
-    return (
-        load_wide(sums, at),
-        load_wide(sums, at + 16),
-        load_wide(sums, at + 32),
-        load_wide(sums, at + 48),
-        load_wide(sums, at + 64),
-        load_wide(sums, at + 80),
-        load_wide(sums, at + 96),
-        load_wide(sums, at + 112),
-    )
-
-
-@helper
-def store_eight(sums: Any, at: Any, values: Any) -> None:
-    """Put them back."""
-    store_wide(sums, at, values[0])
-    store_wide(sums, at + 16, values[1])
-    store_wide(sums, at + 32, values[2])
-    store_wide(sums, at + 48, values[3])
-    store_wide(sums, at + 64, values[4])
-    store_wide(sums, at + 80, values[5])
-    store_wide(sums, at + 96, values[6])
-    store_wide(sums, at + 112, values[7])
 
 
 @helper
@@ -242,3 +222,16 @@ def store_four(sums: Any, at: Any, values: Any) -> None:
     store_wide(sums, at + 16, values[1])
     store_wide(sums, at + 32, values[2])
     store_wide(sums, at + 48, values[3])
+
+
+@helper
+def load_eight(sums: Any, at: Any) -> Any:
+    """A pair's sums of eight tokens."""
+    return load_four(sums, at) + load_four(sums, at + 64)
+
+
+@helper
+def store_eight(sums: Any, at: Any, values: Any) -> None:
+    """Put them back."""
+    store_four(sums, at, values[:4])
+    store_four(sums, at + 64, values[4:])

@@ -17,6 +17,7 @@ from waste.io.source import Bank
 from waste.kernels import KernelSet
 from waste.kernels.choices import SILU, SITU, SITU_UNCAPPED
 from waste.kernels.formats import BF16, F32, MXFP4
+from waste.kernels.twins.experts import gather
 from waste.model.config import Activation
 from waste.model.scratch import FloatArray, IntArray, Scratch
 from waste.model.trunk import Buffer
@@ -266,12 +267,7 @@ class ExpertMath:
         work, data, placement = member
         choices = slice(work.first, work.first + work.tokens.size)
         gate, up = buffers.gate[choices], buffers.up[choices]
-        first, last = int(work.tokens[0]), int(work.tokens[-1])
-        if last - first == work.tokens.size - 1:
-            seen = x[first : last + 1]
-        else:
-            seen = buffers.x[worker][: work.tokens.size]
-            np.take(x, work.tokens, axis=0, out=seen, mode="clip")
+        seen = gather(x, work.tokens, buffers.x[worker])
         self.check(kernels, use, work.expert, data, placement, buffers.found[worker])
         self.inner(kernels, use, data, placement, seen, gate, up, (0, self._record.gate.rows))
         self.outer(kernels, use, data, placement, gate, answers[choices], (0, self._record.down.rows))

@@ -91,12 +91,10 @@ class MoeLayer:
             mixed=scratch.floats(tokens, width if is_latent else 0),
             norm=scratch.floats(width),
             shared=None if self._shared is None else self._shared.take(scratch, tokens),
-            experts=ExpertBuffers.take(scratch, threads, tokens, tokens * moe.top_k, width, moe.expert_width)
+            experts=ExpertBuffers.take(scratch, threads, tokens, choices, width, moe.expert_width)
             if is_decode
             else None,
-            sweep=None
-            if is_decode
-            else SweepBuffers.take(scratch, threads, tokens * moe.top_k, width, moe.expert_width),
+            sweep=None if is_decode else SweepBuffers.take(scratch, threads, choices, width, moe.expert_width),
         )
 
     def _take_all(self, step: Step) -> _Buffers:

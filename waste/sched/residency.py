@@ -179,7 +179,7 @@ class Residency:
         Raises whatever `place` raises; then nothing has changed.
         """
         actions = Actions()
-        placed = [(key, self._place(key)) for key in self.missing(keys)]
+        placed = [(key, self._place(key)) for key in keys]
         for key, placement in placed:
             if key in self._records:
                 continue
