@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ._ahead import prefetch_rows
 from ._jit import helper
 from ._lanes import element, first, fma, fold, lane, splat, store, zero
 from ._lanes import load as load_x
@@ -64,10 +65,11 @@ def four_rows(
     """
     a, b, c, d = zero(), zero(), zero(), zero()
     groups = (columns + group - 1) // group
-    row_bytes = groups * group * bits // 8
+    group_bytes = group * bits // 8
+    row_bytes = groups * group_bytes
     for g in range(groups):
-        begin = g * group
-        at = row + begin * bits // 8
+        begin, at = g * group, row + g * group_bytes
+        prefetch_rows(data, row, row_bytes, g * group_bytes, group_bytes)
         # Whole groups have a constant length, which the compiler unrolls.
         if begin + group <= columns:
             p, q, r, s = four_groups(load, bits, data, at, row_bytes, group, x, begin)

@@ -39,6 +39,8 @@ from ..errors import UnsupportedError
 if numba.config.DISABLE_JIT:
     raise UnsupportedError("NUMBA_DISABLE_JIT is set: unset it, or set compute.kernels=numpy, which compiles nothing")
 
+binding.initialize_native_asmparser()  # for the one step that LLVM cannot be brought to emit: `_codebooks`
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 models = extending.models

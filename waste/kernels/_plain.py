@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._ahead import LINE, prefetch_rows
 from ._jit import helper
 from ._lanes import element, fma, fold, splat, store, zero
 from ._lanes import load as load_x
@@ -30,14 +31,29 @@ from ._tiles import (
 def four_rows(load: Any, size: Any, data: Any, row: Any, columns: Any, x: Any) -> Any:
     """Four rows times the first token: four chains of sums, so that none waits for itself."""
     a, b, c, d = zero(), zero(), zero(), zero()
-    step = size * columns
-    for i in range(0, columns, 8):
+    step, line = size * columns, LINE // size
+    for begin in range(0, columns, line):
+        prefetch_rows(data, row, step, size * begin, LINE)
+        # Whole lines have a constant length, which the compiler unrolls.
+        if begin + line <= columns:
+            a, b, c, d = four_parts(load, size, data, row, step, begin, begin + line, x, a, b, c, d)
+        else:
+            a, b, c, d = four_parts(load, size, data, row, step, begin, columns, x, a, b, c, d)
+    return fold(a), fold(b), fold(c), fold(d)
+
+
+@helper
+def four_parts(
+    load: Any, size: Any, data: Any, row: Any, step: Any, begin: Any, end: Any, x: Any, a: Any, b: Any, c: Any, d: Any
+) -> Any:
+    """Add inputs `begin` to `end` of four rows to their sums."""
+    for i in range(begin, end, 8):
         value, at = load_x(x, i), row + size * i
         a = fma(load(data, at), value, a)
         b = fma(load(data, at + step), value, b)
         c = fma(load(data, at + 2 * step), value, c)
         d = fma(load(data, at + 3 * step), value, d)
-    return fold(a), fold(b), fold(c), fold(d)
+    return a, b, c, d
 
 
 @helper

@@ -55,18 +55,19 @@ def first_index(at: Any, columns: Any, block: Any, row: Any, size: Any) -> Any:
 
 @helper
 def eight_rows(
-    vector: Any, data: Any, at: Any, step: Any, next_row: Any, books: Any, x: Any, begin: Any, end: Any, sums: Any,
-    sums_at: Any,
+    vector: Any, size: Any, data: Any, at: Any, step: Any, next_row: Any, ahead: Any, together: Any, books: Any,
+    x: Any, begin: Any, end: Any, sums: Any, sums_at: Any,
 ) -> None:  # fmt: skip
     """Eight rows times inputs `begin` to `end`, added to eight sums: eight chains, for each waits long for its weights.
 
-    The same places a tile further on are asked for beforehand.
+    Meanwhile as many bytes are asked for, of the next tile: those from `ahead` on, one line after the other, if the
+    rows' lie together, else each row's own.
     """
     a, b, c, d = load(sums, sums_at), load(sums, sums_at + 8), load(sums, sums_at + 16), load(sums, sums_at + 24)
     e, f, g, h = load(sums, sums_at + 32), load(sums, sums_at + 40), load(sums, sums_at + 48), load(sums, sums_at + 56)
     for i in range(begin, end, 8):
         value = load(x, i)
-        prefetch(data, at + _TILE * step)
+        prefetch(data, ahead + (i - begin) * size if together else at + _TILE * step + i // 8 % 8 * next_row)
         a = fma(vector(data, at, books), value, a)
         b = fma(vector(data, at + next_row, books), value, b)
         c = fma(vector(data, at + 2 * next_row, books), value, c)
@@ -101,7 +102,12 @@ def one_token(
             end = min(columns, i + 8 * _TILE)
             for j in range(0, whole, 8):
                 tile = begin + i // 8 * step + j * next_row
-                eight_rows(vector, data, tile, step, next_row, books, x, i, end, sums, 8 * j)
+                # Once with the distance of rows as a constant, which the steps then need not add.
+                if block:
+                    ahead = begin + (i // 8 + _TILE) * step + j * size * _TILE
+                    eight_rows(vector, size, data, tile, step, size, ahead, True, books, x, i, end, sums, 8 * j)
+                else:
+                    eight_rows(vector, size, data, tile, step, next_row, 0, False, books, x, i, end, sums, 8 * j)
         for j in range(whole):
             y[0, r + j] = fold(load(sums, 8 * j))
         for j in range(whole, rows):
