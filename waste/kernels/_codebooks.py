@@ -55,7 +55,7 @@ def _deposited(builder: Any, word: Any, count: int, mask: int) -> list[Any]:
     signature = ir.FunctionType(_I64, [_I64, _I64])
     spread = builder.call(builder.module.declare_intrinsic("llvm.x86.bmi.pdep.64", (), signature), [word, _I64(places)])
     offsets = [builder.and_(builder.lshr(spread, _I64(16 * i)), _I64(0xFFFF)) for i in range(count)]
-    if count > 2:
+    if count > 2:  # of two, the second is shifted in place
         offsets[1] = _shifted_word(builder, spread, 16)
     return offsets
 

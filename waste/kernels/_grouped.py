@@ -16,6 +16,7 @@ from ._ahead import prefetch_rows
 from ._jit import helper
 from ._lanes import element, first, fma, fold, lane, splat, store, zero
 from ._lanes import load as load_x
+from ._plain import add_four_rows
 from ._tiles import (
     GROUP_ROWS,
     INPUTS,
@@ -43,27 +44,15 @@ def widen_scales(scale: Any, eight_scales: Any, scale_bytes: Any, data: Any, at:
 
 
 @helper
-def four_groups(load: Any, bits: Any, data: Any, at: Any, row_bytes: Any, count: Any, x: Any, x_at: Any) -> Any:
-    """`count` unscaled weights of four rows times the inputs from `x_at`."""
-    a, b, c, d = zero(), zero(), zero(), zero()
-    for i in range(0, count, 8):
-        value, place = load_x(x, x_at + i), at + i * bits // 8
-        a = fma(load(data, place), value, a)
-        b = fma(load(data, place + row_bytes), value, b)
-        c = fma(load(data, place + 2 * row_bytes), value, c)
-        d = fma(load(data, place + 3 * row_bytes), value, d)
-    return a, b, c, d
-
-
-@helper
 def four_rows(
     load: Any, bits: Any, group: Any, data: Any, row: Any, scales: Any, columns: Any, x: Any
 ) -> Any:  # fmt: skip
-    """Four rows times the first token: four chains of sums, so that none waits for itself.
+    """Four rows times the first token.
 
     `scales`: the rows' scales, widened before, because a scale of one's own costs as much as eight weights.
     """
-    a, b, c, d = zero(), zero(), zero(), zero()
+    none = zero()
+    a, b, c, d = none, none, none, none
     groups = (columns + group - 1) // group
     group_bytes = group * bits // 8
     row_bytes = groups * group_bytes
@@ -72,9 +61,10 @@ def four_rows(
         prefetch_rows(data, row, row_bytes, g * group_bytes, group_bytes)
         # Whole groups have a constant length, which the compiler unrolls.
         if begin + group <= columns:
-            p, q, r, s = four_groups(load, bits, data, at, row_bytes, group, x, begin)
+            p, q, r, s = add_four_rows(load, bits, data, at, row_bytes, group, x, begin, none, none, none, none)
         else:
-            p, q, r, s = four_groups(load, bits, data, at, row_bytes, columns - begin, x, begin)
+            rest = columns - begin
+            p, q, r, s = add_four_rows(load, bits, data, at, row_bytes, rest, x, begin, none, none, none, none)
         a = fma(p, splat(element(scales, g)), a)
         b = fma(q, splat(element(scales, g + groups)), b)
         c = fma(r, splat(element(scales, g + 2 * groups)), c)

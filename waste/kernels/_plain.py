@@ -28,32 +28,37 @@ from ._tiles import (
 
 
 @helper
-def four_rows(load: Any, size: Any, data: Any, row: Any, columns: Any, x: Any) -> Any:
-    """Four rows times the first token: four chains of sums, so that none waits for itself."""
-    a, b, c, d = zero(), zero(), zero(), zero()
-    step, line = size * columns, LINE // size
-    for begin in range(0, columns, line):
-        prefetch_rows(data, row, step, size * begin, LINE)
-        # Whole lines have a constant length, which the compiler unrolls.
-        if begin + line <= columns:
-            a, b, c, d = four_parts(load, size, data, row, step, begin, begin + line, x, a, b, c, d)
-        else:
-            a, b, c, d = four_parts(load, size, data, row, step, begin, columns, x, a, b, c, d)
-    return fold(a), fold(b), fold(c), fold(d)
+def add_four_rows(
+    load: Any, bits: Any, data: Any, at: Any, row_bytes: Any, count: Any, x: Any, x_at: Any,
+    a: Any, b: Any, c: Any, d: Any,
+) -> Any:  # fmt: skip
+    """`count` weights of `bits` each of four rows, times the inputs from `x_at`, added to the rows' sums.
+
+    Four chains of sums, so that none waits for itself.
+    """
+    for i in range(0, count, 8):
+        value, place = load_x(x, x_at + i), at + i * bits // 8
+        a = fma(load(data, place), value, a)
+        b = fma(load(data, place + row_bytes), value, b)
+        c = fma(load(data, place + 2 * row_bytes), value, c)
+        d = fma(load(data, place + 3 * row_bytes), value, d)
+    return a, b, c, d
 
 
 @helper
-def four_parts(
-    load: Any, size: Any, data: Any, row: Any, step: Any, begin: Any, end: Any, x: Any, a: Any, b: Any, c: Any, d: Any
-) -> Any:
-    """Add inputs `begin` to `end` of four rows to their sums."""
-    for i in range(begin, end, 8):
-        value, at = load_x(x, i), row + size * i
-        a = fma(load(data, at), value, a)
-        b = fma(load(data, at + step), value, b)
-        c = fma(load(data, at + 2 * step), value, c)
-        d = fma(load(data, at + 3 * step), value, d)
-    return a, b, c, d
+def four_rows(load: Any, size: Any, data: Any, row: Any, columns: Any, x: Any) -> Any:
+    """Four rows times the first token."""
+    a, b, c, d = zero(), zero(), zero(), zero()
+    row_bytes, line = size * columns, LINE // size
+    for begin in range(0, columns, line):
+        at = row + size * begin
+        prefetch_rows(data, row, row_bytes, size * begin, LINE)
+        # Whole lines have a constant length, which the compiler unrolls.
+        if begin + line <= columns:
+            a, b, c, d = add_four_rows(load, 8 * size, data, at, row_bytes, line, x, begin, a, b, c, d)
+        else:
+            a, b, c, d = add_four_rows(load, 8 * size, data, at, row_bytes, columns - begin, x, begin, a, b, c, d)
+    return fold(a), fold(b), fold(c), fold(d)
 
 
 @helper
