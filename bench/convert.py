@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def main() -> None:
     fits: dict[str, float] = {}
     for name, form in VECTOR_FORMATS.items():
         books = Codebooks(form, 0.3 * random.standard_normal(form.stages * form.entries * 8).astype(np.float32))
-        seconds = best_s(lambda books=books, form=form: encode_block(values, books, form))  # type: ignore[misc]
+        seconds = best_s(partial(encode_block, values, books, form))
         rates[name] = values.size / seconds / 1e6
         vectors = 0.3 * random.standard_normal((MAX_VECTORS, 8)).astype(np.float32)
         began = time.thread_time()
@@ -64,7 +65,7 @@ def main() -> None:
         fits[name] = time.thread_time() - began
     rates["MXFP4"] = values.size / best_s(lambda: quantize_mxfp4(values)) / 1e6
     for name in ("Q8G", "Q4G"):
-        rates[name] = values.size / best_s(lambda name=name: quantize_groups(values, name)) / 1e6  # type: ignore[misc]
+        rates[name] = values.size / best_s(partial(quantize_groups, values, name)) / 1e6
     if options.json:
         print(json.dumps({"mweights_per_s": rates, "fit_s": fits}))
         return

@@ -28,7 +28,7 @@ CODEBOOK_FORMATS = {"VQ3R": (3, 3, 256), "VQ2R": (2, 2, 256), "VQ4P": (3, 4, 64)
 INDEX_BLOCK = 64
 
 
-@njit(nogil=True, fastmath=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, fastmath=True)  # type: ignore[untyped-decorator]  # numba has no types
 def total(values: np.ndarray) -> int:
     result = 0
     for i in range(values.size):

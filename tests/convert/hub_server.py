@@ -153,7 +153,7 @@ def serving(files: Mapping[str, bytes]) -> Iterator[HubServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     hub = HubServer(f"http://127.0.0.1:{server.server_address[1]}", dict(files))
-    handler.hub = hub  # type: ignore[attr-defined]
+    handler.hub = hub  # type: ignore[attr-defined]  # made by type() above
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

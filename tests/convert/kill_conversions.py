@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def run_child(out: Path, prepare: Callable[[], None]) -> int:
             code = 0
         except InputError as error:
             code = 0 if "finished container" in str(error) else 1
-        except Exception:
+        except Exception:  # whatever it is, the child ends here and its exit code tells
             traceback.print_exc()
         finally:
             os._exit(code)
@@ -93,7 +94,7 @@ def main() -> None:
             os.kill(pid, signal.SIGKILL)
         else:
             step = chance.randint(1, 160)
-            pid = run_child(out, lambda step=step: die_at(step))  # type: ignore[misc]
+            pid = run_child(out, partial(die_at, step))
         code = wait(pid)
         assert code in (0, -signal.SIGKILL), code
         killed += code != 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from waste.bench.plot import split_names, split_seconds
@@ -37,7 +38,7 @@ def format_report(report: Mapping[str, Any]) -> str:
         rows.append([f"  {name}{', less what ran in waits' if is_less else ''}", *cells])
     add("a token reads", lambda v: format_bytes(round(sum(v["bytes_per_token"].values()))))
     for kind in (kind for kind in variants[0]["bytes_per_token"] if any(v["bytes_per_token"][kind] for v in variants)):
-        add(f"  {kind}", lambda v, kind=kind: format_bytes(round(v["bytes_per_token"][kind])))  # type: ignore[misc]
+        add(f"  {kind}", partial(_bytes_a_token, kind))
     add("  of use", lambda v: format_bytes(round(v["useful_bytes_per_token"])))
     add("expert hits", _hits)
     if any(variant["lookahead_issued"] for variant in variants):
@@ -83,6 +84,10 @@ def _rate(figure: Mapping[str, float] | None) -> str:
     if figure is None:
         return UNKNOWN
     return f"{_spread({name: value / 1e9 for name, value in figure.items()}, '.2f')} GB/s"
+
+
+def _bytes_a_token(kind: str, variant: Variant) -> str:
+    return format_bytes(round(variant["bytes_per_token"][kind]))
 
 
 def _ms(seconds: float) -> str:
